@@ -11,13 +11,12 @@
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/run_directory.h"
 #include "io/hf_config.h"
-#include "io/other_folders.h"
 #include "io/safetensors/tensor_source.h"
 #include "optim/registry.h"
 #include "train/checkpoint/scaling_file.h"
 #include "train/checkpoint/weights.h"
+#include "train/rank_device.h"
 #include "train/session.h"
-#include "train/threads.h"
 
 namespace fp8train {
 

@@ -21,7 +21,6 @@
 #include "base/error.h"
 #include "base/nearest.h"
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "base/text.h"
 #include "command_tree.h"
 #include "config/foreign_names.h"

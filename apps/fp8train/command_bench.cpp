@@ -12,12 +12,11 @@
 #include <vector>
 
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "bench/parts.h"
 #include "bench/step_model.h"
 #include "commands.h"
+#include "train/rank_device.h"
 #include "train/session.h"
-#include "train/threads.h"
 
 namespace fp8train {
 namespace {

@@ -12,7 +12,6 @@
 #include "base/log.h"
 #include "base/quantities.h"
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "comm/backends/backends.h"
 #include "commands.h"
 #include "config/load.h"
@@ -28,9 +27,9 @@
 #include "train/checkpoint/weights.h"
 #include "train/one_rank.h"
 #include "train/preflight.h"
+#include "train/rank_device.h"
 #include "train/records/run_statistics.h"
 #include "train/run_start.h"
-#include "train/threads.h"
 
 namespace fp8train {
 namespace {

@@ -16,7 +16,6 @@
 #include "base/screen.h"
 #include "base/shell_word.h"
 #include "base/signals.h"
-#include "base/terminal.h"
 #include "commands.h"
 #include "config/load.h"
 #include "config/show.h"

@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "base/text.h"
 #include "choices.h"
 #include "commands.h"

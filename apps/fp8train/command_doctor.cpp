@@ -16,7 +16,6 @@
 #include "base/machine.h"
 #include "base/quantities.h"
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "base/text.h"
 #include "comm/launch.h"
 #include "commands.h"

@@ -8,7 +8,6 @@
 
 #include "base/quantities.h"
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "base/text.h"
 #include "commands.h"
 #include "config/load.h"

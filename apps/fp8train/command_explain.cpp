@@ -11,7 +11,6 @@
 
 #include "base/error.h"
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "commands.h"
 #include "json_text.h"
 #include "layer_shares.h"

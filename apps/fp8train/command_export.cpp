@@ -14,7 +14,6 @@
 
 #include "base/error.h"
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "checkpoint_model.h"
 #include "choices.h"
 #include "commands.h"

@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "base/quantities.h"
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "base/text.h"
 #include "commands.h"
 #include "config/load.h"

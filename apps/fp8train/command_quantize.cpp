@@ -15,7 +15,6 @@
 #include "base/log.h"
 #include "base/names.h"
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "checkpoint_model.h"
 #include "choices.h"
 #include "commands.h"

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "base/text.h"
 #include "model/linear_sites.h"
 

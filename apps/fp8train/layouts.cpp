@@ -10,7 +10,7 @@
 #include "base/names.h"
 #include "comm/topology.h"
 #include "model/model_config.h"
-#include "train/checkpoint/save_interval.h"
+#include "train/checkpoint/run_checkpoints.h"
 #include "train/session.h"
 
 namespace fp8train {

@@ -8,17 +8,16 @@
 #include <system_error>
 #include <vector>
 
-#include "base/append_file.h"
+#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/quantities.h"
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "base/text.h"
 #include "overview.h"
 #include "text_stream.h"
-#include "train/run_length.h"
 #include "train/run_start.h"
+#include "train/session.h"
 
 namespace fp8train {
 namespace {

@@ -6,7 +6,6 @@
 #include <cstdlib>
 
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "data/utf8.h"
 
 namespace fp8train {

@@ -1,6 +1,6 @@
 #pragma once
 // Files that are either complete or absent: written under another name, flushed to disk, then
-// renamed.
+// renamed; and files that grow by whole records.
 
 #include <cstddef>
 #include <cstdint>
@@ -60,5 +60,26 @@ void create_folder(const std::filesystem::path& folder);
 
 /// Flushes a directory's entries (new names, renames) to disk. Throws DeviceError naming it.
 void sync_directory(const std::filesystem::path& directory);
+
+/// Throws DeviceError if `path` is a link or anything else that is no regular file: whoever may
+/// write into the folder could have put it there.
+void require_regular_file(const std::filesystem::path& path);
+
+// Files that grow by whole records while others read them.
+
+/// Opens `path`, which is made if it is missing, and returns the descriptor, which the caller
+/// closes with close_file(). Throws DeviceError, also as require_regular_file().
+int open_to_append(const std::filesystem::path& path);
+
+/// Appends `record`, in one write if the system accepts that. Throws DeviceError when the record
+/// cannot be written whole; the bytes already written are taken back, so that the next record
+/// begins on its own.
+void append_whole(int descriptor, const std::filesystem::path& path, std::string_view record);
+
+/// Flushes the content of a file to disk; does nothing if there is none. Throws DeviceError.
+void sync_content(const std::filesystem::path& path);
+
+/// Closes the descriptor, unless it is -1.
+void close_file(int descriptor);
 
 }  // namespace fp8train

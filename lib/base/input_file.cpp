@@ -8,12 +8,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/content_hash.h"
 #include "base/error.h"
-#include "base/lfs_pointer.h"
 
 namespace fp8train {
 namespace {
@@ -129,6 +129,20 @@ std::optional<std::string> hash_content(const InputFile& file, const std::functi
     hasher.update(part.data(), part.size());
   }
   return hasher.digest();
+}
+
+void refuse_lfs_pointer(const InputFile& file) {
+  constexpr std::string_view kBegin = "version https://git-lfs.github.com/spec/";
+  constexpr uint64_t kMaxPointer = 1024;
+  if (file.size() < kBegin.size() || file.size() >= kMaxPointer) {
+    return;
+  }
+  std::string begin(kBegin.size(), '\0');
+  file.read(0, begin.data(), begin.size());
+  if (begin == kBegin) {
+    throw DataError(file.path().string() +
+                    ": a pointer of git-lfs and not the file itself; fetch it with `git lfs pull`");
+  }
 }
 
 }  // namespace fp8train

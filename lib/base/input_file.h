@@ -63,4 +63,8 @@ std::string read_text_file(const std::filesystem::path& path, size_t max_bytes);
 std::optional<std::string> hash_content(
     const InputFile& file, const std::function<bool()>& stop = [] { return false; });
 
+/// Throws DataError, with what to do, where the file is a pointer, which git-lfs leaves in a clone
+/// for a large file (git-lfs, docs/spec.md: "The Pointer"). read_text_file calls it.
+void refuse_lfs_pointer(const InputFile& file);
+
 }  // namespace fp8train

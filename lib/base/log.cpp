@@ -11,9 +11,8 @@
 #include <string_view>
 #include <utility>
 
-#include "base/append_file.h"
+#include "base/atomic_file.h"
 #include "base/screen.h"
-#include "base/terminal.h"
 
 namespace fp8train {
 namespace {

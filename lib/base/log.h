@@ -10,7 +10,7 @@ namespace fp8train {
 
 enum class LogLevel { debug, info, warning, error };
 
-/// Writes a line, without control characters (base/terminal.h). Any thread may call these.
+/// Writes a line, without control characters (base/screen.h). Any thread may call these.
 void log_info(std::string_view text);
 void log_warning(std::string_view text);
 

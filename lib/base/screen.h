@@ -1,12 +1,15 @@
 #pragma once
 // Text for people in the width of what shows it: long lines break at words, and tables lose columns
-// where they would break lines. Output into a pipe or a file stays as it is.
+// where they would break lines. Output into a pipe or a file stays as it is. Also the properties of
+// a terminal, and what may be written to it.
 
 #include <fmt/format.h>
 
 #include <cstddef>
 #include <cstdio>
+#include <limits>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -46,5 +49,30 @@ struct TableColumn {
 /// Returns lines with aligned columns, numbers at their right, and in lines of at most `columns`
 /// the names of the columns that do not fit.
 std::string table_text(std::vector<TableColumn> table, size_t columns);
+
+enum class Color { red, yellow };
+
+/// Whether text for `out` may have colours: it is a terminal that has them (TERM), and NO_COLOR is
+/// unset or empty (no-color.org).
+bool has_colors(std::FILE* out);
+
+/// `text` in the colour, where `out` may have colours.
+std::string colored(std::FILE* out, Color color, std::string_view text);
+
+/// Whether the text has a control character of ASCII, line feeds included and tabs not.
+bool has_control(std::string_view text);
+
+/// Returns the text with "\\x1b" for each control character, but for line feeds and tabs: those of
+/// ASCII, and those from U+0080 to U+009F in UTF-8. Names from files could otherwise move a
+/// terminal's cursor or change its settings (ECMA-48).
+std::string without_controls(std::string_view text);
+
+inline constexpr size_t kNoColumns = std::numeric_limits<size_t>::max();
+
+/// Returns the file that a shell would start for `name`, by PATH, or "" if there is none.
+std::string program_on_path(const std::string& name);
+
+/// Width of the terminal in characters; kNoColumns where there is none.
+size_t terminal_columns(std::FILE* out);
 
 }  // namespace fp8train

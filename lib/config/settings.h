@@ -182,7 +182,7 @@ struct JobSettings {
   int64_t cpus_per_rank = 8;
   double time_limit_seconds = 24 * 3600;
   bool requeue = false;
-  double mtbf_seconds = 0;  ///< between failures of the job; 0: train/checkpoint/save_interval.h
+  double mtbf_seconds = 0;  ///< between failures of the job; 0: train/checkpoint/run_checkpoints.h
 
   /// Whether `gpu` names one, which need not be the device of this machine.
   bool names_gpu() const { return gpu != "auto"; }

@@ -12,7 +12,6 @@
 #include "data/document_encoder.h"
 #include "data/readers/data_format.h"
 #include "data/samples.h"
-#include "data/text_budget.h"
 #include "data/text_source.h"
 #include "data/token_file.h"
 

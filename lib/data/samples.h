@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "data/blend.h"
 #include "data/corpus.h"
 #include "data/document_samples.h"
 #include "data/sample_order.h"

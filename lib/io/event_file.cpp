@@ -10,7 +10,7 @@
 #include <map>
 #include <vector>
 
-#include "base/append_file.h"
+#include "base/atomic_file.h"
 #include "base/error.h"
 
 namespace fp8train {

@@ -40,4 +40,10 @@ std::string write_hf_config(const ModelConfig& config, DType dtype,
 /// generation_config.json, then others of `config`. Throws CheckpointError for malformed JSON.
 std::vector<int64_t> read_end_tokens(const std::filesystem::path& folder, const HfConfig& config);
 
+/// Returns a clause about a folder that people take for a model folder, but that lacks config.json
+/// or model.safetensors, with what to do: a model in the Hub's cache (huggingface_hub,
+/// models--NAME/snapshots/HASH), an adapter (peft, adapter_config.json), shards without their
+/// index, weights under other names or in other formats. Empty where it is none of these.
+std::string describe_other_folder(const std::filesystem::path& folder);
+
 }  // namespace fp8train

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "base/append_file.h"
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/input_file.h"

@@ -13,7 +13,7 @@
 #include "engine/dry_run.h"
 #include "numeric/bits.h"
 #include "ops/storage/storage.h"
-#include "train/threads.h"
+#include "train/rank_device.h"
 
 namespace fp8train {
 namespace {

@@ -1,7 +1,8 @@
 #pragma once
 // A rank's device and, if that is a GPU, the communicator that moves the GPU's memory. Every rank
-// takes the GPU of its local rank.
+// takes the GPU of its local rank. Also the number of threads of the cpu kernels.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -30,5 +31,12 @@ int gpu_of_rank(int local_rank, int local_ranks, int visible);
 /// ConfigError if the devices of the ranks do not fit each other or the settings, DeviceError if
 /// the device cannot be used, and CommError or TimeoutError if the ranks do not meet.
 RankDevice take_device(const Settings& settings, Communicator& host);
+
+/// Sets and returns the number of threads: `requested` if positive, else OMP_NUM_THREADS, at most
+/// 1024, else SLURM_CPUS_PER_TASK (not under mpirun, whose ranks are not Slurm's tasks), else this
+/// rank's part of the cores that the process may run on. `sharing`: ranks that may run on them. A
+/// build without OpenMP has one thread. Throws DeviceError if the system refuses so many threads,
+/// which would end the process within OpenMP, or if a thread's stack is too small for the kernels.
+int64_t configure_threads(int64_t requested, int sharing = 1);
 
 }  // namespace fp8train

@@ -14,9 +14,9 @@
 #include "train/checkpoint/data_record.h"
 #include "train/checkpoint/resume_checks.h"
 #include "train/preflight.h"
+#include "train/rank_device.h"
 #include "train/ranks.h"
 #include "train/records/environment.h"
-#include "train/threads.h"
 
 namespace fp8train {
 namespace {

@@ -17,13 +17,10 @@
 #include "device/cuda/cuda_device.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/hf_config.h"
-#include "io/other_folders.h"
 #include "ops/gemm/gemm.h"
 #include "optim/registry.h"
 #include "precision/linear_plan.h"
 #include "train/probed_products.h"
-#include "train/run_length.h"
-#include "train/session_adapters.h"
 #include "train/session_notes.h"
 
 namespace fp8train {

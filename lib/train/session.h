@@ -95,4 +95,20 @@ int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer)
 std::unique_ptr<Device> choose_device(DeviceChoice choice, bool tune_gemms, std::string& reason,
                                       int gpu = 0);
 
+/// Returns the optimizer steps of a run on `data_ranks` ranks of the data axis; 0: not known,
+/// because no length is given, or because training.max_epochs needs `epoch_samples`, the samples of
+/// one pass over the data (0: the data have not been read). Throws ConfigError if the tokens of a
+/// step or of the run are too many to be counted.
+int64_t resolve_max_steps(const TrainingSettings& training, const StepSettings& step,
+                          int data_ranks, uint64_t epoch_samples);
+
+/// Returns the key that gives the length of the run.
+std::string length_key(const TrainingSettings& training);
+
+/// Returns the model with ModelConfig::lora: the adapters of a run, and how it stores the frozen
+/// weights, from model.lora and the folders that it names. `model`: completed. Throws ConfigError
+/// where keys contradict each other or targets match nothing, CheckpointError for folders that
+/// cannot be read.
+ModelConfig with_adapters(const Settings& settings, ModelConfig model);
+
 }  // namespace fp8train

@@ -1,4 +1,4 @@
-#include "train/session_adapters.h"
+// The adapters of a session.
 
 #include <fmt/format.h>
 
@@ -12,6 +12,7 @@
 #include "io/safetensors/tensor_source.h"
 #include "model/linear_sites.h"
 #include "model/lora.h"
+#include "train/session.h"
 
 namespace fp8train {
 namespace {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/screen.h"
 #include "base/shell_word.h"
-#include "base/terminal.h"
 #include "base/text.h"
 
 namespace fp8train {

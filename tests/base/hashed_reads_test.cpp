@@ -1,4 +1,4 @@
-#include "base/hashed_reads.h"
+#include "base/content_hash.h"
 
 #include <catch2/catch.hpp>
 #include <random>

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
-#include "base/terminal.h"
+#include "base/screen.h"
 #include "support/temp_dir.h"
 
 namespace fp8train {

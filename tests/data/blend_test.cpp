@@ -1,6 +1,6 @@
 // Sources that are blended by weight.
 
-#include "data/blend.h"
+#include "data/sample_order.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "data/chat/chat_template.h"
 #include "data/chat/dialogue_encoder.h"
-#include "data/chat/named_templates.h"
 #include "data/corpus.h"
 #include "data/prepare.h"
 #include "data/readers/data_format.h"

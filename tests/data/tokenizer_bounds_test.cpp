@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "data/text_budget.h"
+#include "data/text_source.h"
 #include "data/tokenizer.h"
 #include "support/files.h"
 #include "support/temp_dir.h"

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "data/chat/special_tokens.h"
+#include "data/chat/chat_template.h"
 #include "data/tokenizer.h"
 #include "io/hf_config.h"
 #include "io/safetensors/tensor_source.h"

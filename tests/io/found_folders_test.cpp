@@ -9,7 +9,6 @@
 #include "data/tokenizer.h"
 #include "io/hf_config.h"
 #include "io/model_source.h"
-#include "io/other_folders.h"
 #include "io/safetensors/tensor_source.h"
 #include "support/files.h"
 #include "support/hf_folder.h"

@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 #include <limits>
 
-#include "base/append_file.h"
+#include "base/atomic_file.h"
 #include "base/error.h"
 #include "io/checkpoint/run_directory.h"
 #include "support/file_size_limit.h"

@@ -1,4 +1,4 @@
-#include "io/checkpoint/run_lock.h"
+#include "io/checkpoint/run_directory.h"
 
 #include <sys/syscall.h>
 #include <sys/wait.h>

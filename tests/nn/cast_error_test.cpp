@@ -13,6 +13,7 @@
 
 #include "base/philox.h"
 #include "numeric/convert.h"
+#include "numeric/with_type.h"
 
 using namespace fp8train;
 
@@ -133,7 +134,7 @@ TensorFormat scaled(DType dtype, ScaleBlock block, ScaleType type = ScaleType::f
 
 TEST_CASE("a sample has the amax and the energies of a tensor and of its cast's error") {
   const Matrix x = make_matrix(150, 160);
-  for (const DType dtype : {DType::e4m3, DType::e5m2}) {
+  for (const DType dtype : Fp8Types::kTypes) {
     // A scale that is right, one that clips and one below which most values vanish.
     for (const float scale : {16.0F, 4096.0F, 0x1p-12F}) {
       check_sample(x, scaled(dtype, per::tensor), {x.rows, x.columns}, scale);

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "numeric/bits.h"
+#include "numeric/with_type.h"
 #include "ops/op_test_support.h"
 
 namespace fp8train::test {
@@ -127,7 +128,7 @@ void check_case(const Case& c) {
 TEST_CASE("an operation that casts its result gives what it and quantize give", "[ops]") {
   for (const Fused fused : kFused) {
     for (const FloatType& type : kFloatTypes) {
-      for (const DType code_type : {DType::e4m3, DType::e5m2}) {
+      for (const DType code_type : Fp8Types::kTypes) {
         check_case({fused, type.dtype, type.dtype, code_type, 70, 37});
       }
     }

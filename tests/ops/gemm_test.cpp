@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "numeric/with_type.h"
 #include "ops/gemm/gemm_operands_cpu.h"
 #include "ops/reference.h"
 
@@ -105,7 +106,7 @@ TEST_CASE("gemm of every type and transposition matches double precision", "[gem
   for (const auto& [a_type, b_type] : operand_types()) {
     for (const bool a_transposed : {false, true}) {
       for (const bool b_transposed : {false, true}) {
-        for (const DType c_type : {DType::f32, DType::bf16, DType::f16}) {
+        for (const DType c_type : FloatTypes::kTypes) {
           for (const int variant : {0, 1, 2, 3}) {
             const bool scaled = (variant & 1) != 0 && c_type != DType::f16;
             const bool biased = (variant & 2) != 0;

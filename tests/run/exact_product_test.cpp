@@ -9,6 +9,7 @@
 
 #include "bench/parts.h"
 #include "device/device.h"
+#include "numeric/with_type.h"
 
 namespace fp8train {
 namespace {
@@ -56,7 +57,7 @@ class Codes {
 
 TEST_CASE("products of whole numbers are exact in fp32 and in an accumulator of 14 bits") {
   for (const GemmShape& shape : {GemmShape{16, 32, 8192}, {8, 16, 40000}, {9, 24, 8176}}) {
-    for (const DType a : {DType::e4m3, DType::e5m2}) {
+    for (const DType a : Fp8Types::kTypes) {
       for (const DType c : {DType::f32, DType::bf16}) {
         CAPTURE(shape.text(), name_of(a), name_of(c));
         Codes codes(shape, a, c);

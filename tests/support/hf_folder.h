@@ -10,7 +10,6 @@
 #include "base/atomic_file.h"
 #include "io/hf_config.h"
 #include "io/safetensors/safetensors.h"
-#include "io/safetensors/sharded_writer.h"
 #include "model/model_config.h"
 
 namespace fp8train::test {

@@ -18,7 +18,6 @@
 #include "support/files.h"
 #include "support/small_llama.h"
 #include "support/temp_dir.h"
-#include "train/checkpoint/host_stored.h"
 #include "train/checkpoint/saved_state.h"
 #include "train/checkpoint/scaling_file.h"
 #include "train/checkpoint/state_copy.h"

@@ -9,7 +9,6 @@
 #include "config/load.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
-#include "train/run_length.h"
 #include "train/session.h"
 
 namespace fp8train::test::run_length_test {

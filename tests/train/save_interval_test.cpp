@@ -1,4 +1,4 @@
-#include "train/checkpoint/save_interval.h"
+#include "train/checkpoint/run_checkpoints.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

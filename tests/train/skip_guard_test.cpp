@@ -1,6 +1,6 @@
 // Steps that are skipped because a gradient is not finite: when a run warns, looks and ends.
 
-#include "train/watch/skip_guard.h"
+#include "train/watch/divergence_watch.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,4 +1,4 @@
-#include "train/watch/stragglers.h"
+#include "train/records/run_statistics.h"
 
 #include <catch2/catch.hpp>
 

@@ -22,7 +22,6 @@
 #include "timeline.h"
 #include "train/rank_device.h"
 #include "train/session.h"
-#include "train/threads.h"
 
 namespace fp8train {
 namespace {

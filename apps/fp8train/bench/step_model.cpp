@@ -10,7 +10,6 @@
 #include "base/json_error.h"
 #include "base/quantities.h"
 #include "base/screen.h"
-#include "base/terminal.h"
 #include "base/text.h"
 #include "device/gpu_kinds.h"
 #include "engine/dry_run.h"

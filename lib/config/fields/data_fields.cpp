@@ -6,7 +6,7 @@
 #include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
-#include "data/chat/named_templates.h"
+#include "data/chat/chat_template.h"
 #include "data/readers/data_format.h"
 
 namespace fp8train {

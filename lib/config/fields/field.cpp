@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/nearest.h"
-#include "base/terminal.h"
+#include "base/screen.h"
 #include "base/text.h"
 #include "base/written_path.h"
 #include "config/fields/scalar.h"

@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "base/screen.h"
 #include "base/shell_word.h"
-#include "base/terminal.h"
 #include "base/text.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"

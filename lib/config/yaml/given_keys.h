@@ -77,8 +77,7 @@ class GivenKeys {
   bool unknown_section_ = false;
 };
 
-// Replacement of keys: a key that excludes others replaces those of earlier files and settings
-// (replacements.cpp).
+// Replacement of keys: a key that excludes others replaces those of earlier files and settings.
 
 /// Whether the key is one of the shape that model.preset and model.from have.
 bool describes_shape(const std::string& key);

@@ -43,7 +43,7 @@ struct YamlNode {
 YamlNode parse_yaml(std::string_view text, const std::string& path, size_t source,
                     Problems& problems);
 
-// JSON and TOML among configurations, which are read as YAML (json_text.cpp).
+// JSON and TOML among configurations, which are read as YAML.
 
 /// Returns a JSON object, of which the first key is in double quotes, as YAML reads it, with every
 /// mark where it was: blanks for the tabs between its values and for comments (`//`, `/* */` and

@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "data/chat/chat_template.h"
 #include "data/chat/dialogue.h"
 #include "data/chat/jinja/template.h"
-#include "data/chat/special_tokens.h"
 #include "data/tokenizer.h"
 
 namespace fp8train {

@@ -2,7 +2,7 @@
 
 #include "data/chat/dialogue.h"
 #include "data/readers/data_format.h"
-#include "data/readers/json_records.h"
+#include "data/readers/json_lines.h"
 
 namespace fp8train {
 namespace {

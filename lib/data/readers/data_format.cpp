@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/lfs_pointer.h"
+#include "base/input_file.h"
 #include "base/text.h"
 #include "data/byte_stream.h"
 #include "data/readers/json_lines.h"

@@ -7,8 +7,14 @@
 #include <functional>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "data/readers/data_format.h"
 
 namespace fp8train {
 
@@ -55,6 +61,43 @@ class JsonRecord {
  private:
   std::string where_;
   nlohmann::json value_;
+};
+
+/// Notes on the records of one file while it is read from front to end: bad records are an error or
+/// left out, and keys that are not read are named.
+class RecordNotes {
+ public:
+  RecordNotes(const std::filesystem::path& path, const RecordRules& rules)
+      : path_(path.string()), rules_(rules) {}
+
+  /// Returns what `read` makes of a record; nothing where it throws DataError, which is noted.
+  template <typename Read>
+  auto read(const Read& read) -> std::optional<decltype(read())> {
+    try {
+      return read();
+    } catch (const DataError& error) {
+      note_bad(error.what());
+      return std::nullopt;
+    }
+  }
+
+  void ignore_key(const std::string& key);
+  /// Notes the keys of an object but for those that are read.
+  void ignore_keys(const nlohmann::json& object, std::initializer_list<std::string_view> read);
+
+  /// To be called behind the last record. Where some were bad, throws DataError with the first one
+  /// and the number of all, or warns with the first three, as the rules say. Tells which keys were
+  /// not read.
+  void finish() const;
+
+ private:
+  void note_bad(std::string what);
+
+  std::string path_;
+  const RecordRules& rules_;
+  int64_t bad_ = 0;
+  std::vector<std::string> first_bad_;
+  std::set<std::string> ignored_;
 };
 
 }  // namespace fp8train

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "data/readers/data_format.h"
-#include "data/readers/json_records.h"
+#include "data/readers/json_lines.h"
 
 namespace fp8train {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "data/byte_stream.h"
 #include "data/readers/data_format.h"
-#include "data/text_budget.h"
+#include "data/text_source.h"
 
 namespace fp8train {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "base/text.h"
 #include "data/tokenizers/byte_alphabet.h"
-#include "data/tokenizers/metaspace.h"
-#include "data/tokenizers/pattern.h"
+#include "data/tokenizers/pre_tokenizers.h"
+#include "data/tokenizers/regex.h"
 
 namespace fp8train::tokenizers {
 namespace {

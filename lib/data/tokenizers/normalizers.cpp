@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "data/tokenizers/pattern.h"
+#include "data/tokenizers/regex.h"
 #include "data/tokenizers/unicode.h"
 
 namespace fp8train::tokenizers {

@@ -15,9 +15,6 @@
 
 namespace fp8train::tokenizers {
 
-constexpr const char* kOwnFormat = "fp8train-tokenizer";
-constexpr int kOwnVersion = 1;
-
 /// Returns {"format": ..., "version": ..., "type": TYPE}.
 nlohmann::ordered_json own_header(TokenizerType type);
 
@@ -39,11 +36,6 @@ std::unique_ptr<Tokenizer> read_own(const nlohmann::json& own, const std::string
 /// Names of tokens may be empty: they are left out.
 std::vector<TokenizerFile> transformers_files(std::string tokenizer_json, const std::string& bos,
                                               const std::string& eos);
-
-/// Makes a char tokenizer from its characters, each one UTF-8 code point, in id order. Throws
-/// DataError, which begins with `where`, for one that is something else, or appears twice.
-std::unique_ptr<Tokenizer> char_tokenizer_from(std::vector<std::string> characters,
-                                               const std::string& where);
 
 /// Throws DataError unless 0 <= id < vocab_size.
 void require_id(int32_t id, int64_t vocab_size);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -66,5 +67,21 @@ class PreTokenizers {
   std::vector<PreTokenizer> stages_;
   bool byte_level_ = false;
 };
+
+/// U+2581, which spells a space in the vocabularies of sentencepiece.
+inline constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
+
+/// The settings of "Metaspace", which the pre-tokenizer and the decoder share: spaces are spelled
+/// as a visible character.
+struct Metaspace {
+  enum class Prepend : uint8_t { always, first, never };
+  std::string replacement;  ///< one character, usually U+2581
+  Prepend prepend = Prepend::always;
+  bool splits = true;
+};
+
+/// Reads the settings. Files of before tokenizers 0.15 say add_prefix_space instead of
+/// prepend_scheme. Throws DataError.
+Metaspace read_metaspace(const JsonPart& part);
 
 }  // namespace fp8train::tokenizers

@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
-#include "base/lfs_pointer.h"
 #include "base/nearest.h"
 #include "base/text.h"
 #include "data/folder_files.h"

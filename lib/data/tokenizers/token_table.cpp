@@ -14,7 +14,7 @@
 #include "base/json_error.h"
 #include "base/text.h"
 #include "data/tokenizers/byte_alphabet.h"
-#include "data/tokenizers/metaspace.h"
+#include "data/tokenizers/pre_tokenizers.h"
 #include "data/tokenizers/split_patterns.h"
 
 namespace fp8train {

@@ -55,18 +55,6 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-std::vector<std::string> split(const std::string& paths) {
-  std::vector<std::string> parts;
-  for (size_t begin = 0; begin <= paths.size();) {
-    const size_t end = std::min(paths.find(':', begin), paths.size());
-    if (end > begin) {
-      parts.push_back(paths.substr(begin, end - begin));
-    }
-    begin = end + 1;
-  }
-  return parts;
-}
-
 /// Returns the folders in `parent` whose names start with `prefix`, the last name first: python3.12
 /// before python3.11.
 std::vector<fs::path> folders_in(const fs::path& parent, std::string_view prefix) {
@@ -90,9 +78,7 @@ class Folders {
     const bool is_new = std::none_of(found_.begin(), found_.end(), [&](const LibraryFolder& one) {
       return one.path == folder.string();
     });
-    if (is_new && fs::is_directory(folder, error)) {
-      found_.push_back({folder.string(), origin});
-    }
+    if (is_new && fs::is_directory(folder, error)) found_.push_back({folder.string(), origin});
   }
   /// Adds the libraries in `packages`, a folder site-packages.
   void add_packages(const fs::path& packages, const std::string& origin) {
@@ -118,12 +104,11 @@ class Folders {
 
 /// Returns the first python3 on the PATH; links are not resolved.
 std::optional<fs::path> python_on_path() {
-  for (const std::string& folder : split(variable("PATH"))) {
+  for (const std::string& folder : split(variable("PATH"), ':')) {
+    if (folder.empty()) continue;
     std::error_code error;
     const fs::path file = fs::path(folder) / "python3";
-    if (fs::is_regular_file(file, error)) {
-      return file;
-    }
+    if (fs::is_regular_file(file, error)) return file;
   }
   return std::nullopt;
 }
@@ -133,12 +118,8 @@ std::string environment_value(const fs::path& file, std::string_view key) {
   std::ifstream stream(file);
   for (std::string line; std::getline(stream, line);) {
     const size_t equals = line.find('=');
-    if (equals == std::string::npos) {
-      continue;
-    }
-    if (trimmed(line.substr(0, equals)) == key) {
-      return trimmed(line.substr(equals + 1));
-    }
+    if (equals == std::string::npos) continue;
+    if (trimmed(line.substr(0, equals)) == key) return trimmed(line.substr(equals + 1));
   }
   return {};
 }
@@ -148,9 +129,7 @@ std::string environment_value(const fs::path& file, std::string_view key) {
 fs::path pyenv_prefix(const fs::path& python) {
   const fs::path root = python.parent_path().parent_path();
   std::string version = variable("PYENV_VERSION");
-  if (version.empty()) {
-    std::getline(std::ifstream(root / "version"), version);
-  }
+  if (version.empty()) std::getline(std::ifstream(root / "version"), version);
   const fs::path prefix = root / "versions" / version.substr(0, version.find(':'));
   std::error_code error;
   const bool is_pyenv = python.parent_path().filename() == "shims" && !version.empty() &&
@@ -162,9 +141,7 @@ fs::path pyenv_prefix(const fs::path& python) {
 /// installation in whose folder of programs it was made.
 void add_python_on_path(Folders& folders) {
   const std::optional<fs::path> python = python_on_path();
-  if (!python) {
-    return;
-  }
+  if (!python) return;
   const std::string origin = "python3 in " + python->parent_path().string();
   std::error_code error;
   const fs::path pyenv = pyenv_prefix(*python);
@@ -172,13 +149,9 @@ void add_python_on_path(Folders& folders) {
   const fs::path configuration = environment / "pyvenv.cfg";
   if (fs::is_regular_file(configuration, error)) {
     folders.add_python(environment, origin);
-    if (environment_value(configuration, "include-system-site-packages") != "true") {
-      return;
-    }
+    if (environment_value(configuration, "include-system-site-packages") != "true") return;
     const fs::path home = environment_value(configuration, "home");
-    if (!home.empty()) {
-      folders.add_python(home.parent_path(), origin);
-    }
+    if (!home.empty()) folders.add_python(home.parent_path(), origin);
   } else {
     const fs::path real = fs::canonical(*python, error);
     folders.add_python(environment, origin);
@@ -203,9 +176,7 @@ const LibraryFolder* folder_of(const std::vector<LibraryFolder>& folders, const 
 void open_compiler(const std::vector<LibraryFolder>& folders) {
   constexpr const char* kCompiler = "libnvrtc.so.13";
   const LibraryFolder* folder = folder_of(folders, kCompiler);
-  if (folder == nullptr) {
-    return;
-  }
+  if (folder == nullptr) return;
   std::error_code error;
   for (fs::directory_iterator entry(folder->path, error), end; !error && entry != end;
        entry.increment(error)) {
@@ -231,9 +202,7 @@ std::string searched(const std::vector<LibraryFolder>& folders) {
 
 std::string version_of(const Facts& library, void* handle) {
   void* function = dlsym(handle, library.version_function);
-  if (function == nullptr) {
-    return "?";
-  }
+  if (function == nullptr) return "?";
   int version = 0;
   if (library.returns_version) {
     version = static_cast<int>(reinterpret_cast<size_t (*)()>(function)());
@@ -249,14 +218,12 @@ std::string version_of(const Facts& library, void* handle) {
 
 std::vector<LibraryFolder> library_folders() {
   Folders folders;
-  for (const std::string& folder : split(variable("LD_LIBRARY_PATH"))) {
+  for (const std::string& folder : split(variable("LD_LIBRARY_PATH"), ':')) {
     folders.add(folder, "LD_LIBRARY_PATH");
   }
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  if (!error) {
-    folders.add(program.parent_path().parent_path() / "lib", "the program's lib folder");
-  }
+  if (!error) folders.add(program.parent_path().parent_path() / "lib", "the program's lib folder");
   for (const char* name : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
     if (const std::string prefix = variable(name); !prefix.empty()) {
       folders.add_python(prefix, name);
@@ -268,9 +235,7 @@ std::vector<LibraryFolder> library_folders() {
   add_python_on_path(folders);
   const auto add_toolkit = [&](const std::string& toolkit, const char* origin) {
     for (const char* lib : {"lib64", "lib"}) {
-      if (!toolkit.empty()) {
-        folders.add(fs::path(toolkit) / lib, origin);
-      }
+      if (!toolkit.empty()) folders.add(fs::path(toolkit) / lib, origin);
     }
   };
   add_toolkit(variable("CUDA_HOME"), "CUDA_HOME");
@@ -287,9 +252,7 @@ OpenedLibrary open_cuda_library(CudaLibrary library) {
   for (const LibraryFolder& folder : folders) {
     const fs::path file = fs::path(folder.path) / wanted.file;
     std::error_code error;
-    if (!fs::exists(file, error)) {
-      continue;
-    }
+    if (!fs::exists(file, error)) continue;
     opened.handle = dlopen(file.c_str(), wanted.mode);
     if (opened.handle != nullptr) {
       opened.file = file.string();
@@ -308,9 +271,7 @@ OpenedLibrary open_cuda_library(CudaLibrary library) {
                                    "looked for in {}",
                                    broken, wanted.file, wanted.remedy, searched(folders))};
   }
-  if (library == CudaLibrary::cudnn) {
-    open_compiler(folders);
-  }
+  if (library == CudaLibrary::cudnn) open_compiler(folders);
   return opened;
 }
 

@@ -24,7 +24,7 @@
 #include "io/checkpoint/checkpoint.h"
 #include "io/hf_config.h"
 #include "io/model_source.h"
-#include "io/safetensors/sharded_writer.h"
+#include "io/safetensors/safetensors.h"
 #include "model/families/config_value.h"
 #include "model/families/family.h"
 #include "numeric/dtype.h"

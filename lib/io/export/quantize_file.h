@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "io/export/quantize_matrix.h"
-#include "io/safetensors/sharded_writer.h"
+#include "io/safetensors/safetensors.h"
 #include "io/safetensors/tensor_source.h"
 #include "tensor/tensor_format.h"
 

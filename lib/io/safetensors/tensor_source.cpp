@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "io/other_folders.h"
+#include "io/hf_config.h"
 #include "io/strict_json.h"
 #include "model/model_config.h"
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "model/families/rope_fields.h"
+#include "model/families/hf_fields.h"
 
 namespace fp8train {
 namespace {

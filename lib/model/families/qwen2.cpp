@@ -1,8 +1,8 @@
 // Qwen2 and Qwen2.5 (huggingface/transformers: src/transformers/models/qwen2): Llama with biases on
 // the q, k and v projections.
 
+#include "model/families/hf_fields.h"
 #include "model/families/llama_like.h"
-#include "model/families/rope_fields.h"
 
 namespace fp8train {
 namespace {

@@ -1,8 +1,8 @@
 // Qwen3 (huggingface/transformers: src/transformers/models/qwen3): Llama with RMSNorm over each
 // head of q and k, and a head size that does not follow from the width.
 
+#include "model/families/hf_fields.h"
 #include "model/families/llama_like.h"
-#include "model/families/rope_fields.h"
 
 namespace fp8train {
 namespace {

@@ -11,7 +11,6 @@
 #include "base/math.h"
 #include "io/safetensors/safetensors.h"
 #include "ops/storage/storage.h"
-#include "train/checkpoint/host_stored.h"
 #include "train/checkpoint/saved_state.h"
 #include "train/checkpoint/value_checks.h"
 

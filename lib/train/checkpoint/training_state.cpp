@@ -19,7 +19,7 @@
 #include "train/checkpoint/state_formats.h"
 #include "train/checkpoint/weights.h"
 #include "train/ranks.h"
-#include "train/run_length.h"
+#include "train/session.h"
 
 namespace fp8train {
 namespace {

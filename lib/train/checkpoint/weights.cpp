@@ -17,10 +17,9 @@
 #include "base/math.h"
 #include "io/model_source.h"
 #include "io/safetensors/adapters.h"
-#include "io/safetensors/sharded_writer.h"
+#include "io/safetensors/safetensors.h"
 #include "model/lora.h"
 #include "train/checkpoint/base_weights.h"
-#include "train/checkpoint/host_stored.h"
 #include "train/checkpoint/saved_state.h"
 #include "train/checkpoint/value_checks.h"
 
@@ -29,9 +28,7 @@ namespace {
 
 void warn_of_unread(Decoder& model, const TensorSource& source) {
   const std::vector<std::string> names = unread_tensors(model, source);
-  if (names.empty()) {
-    return;
-  }
+  if (names.empty()) return;
   log_warning(fmt::format(
       "the weights hold '{}'{}, which a model with this config.json does not have: not read",
       names.front(),
@@ -78,16 +75,10 @@ std::vector<float> read_table(const TensorSource& source, const std::string& nam
   std::vector<float> values = source.read_f32(name, saved);
   const auto columns = static_cast<size_t>(shape[1]);
   std::vector<double> mean(columns, 0.0);
-  for (size_t i = 0; i < values.size(); ++i) {
-    mean[i % columns] += static_cast<double>(values[i]);
-  }
-  for (double& value : mean) {
-    value /= static_cast<double>(saved[0]);
-  }
+  for (size_t i = 0; i < values.size(); ++i) mean[i % columns] += static_cast<double>(values[i]);
+  for (double& value : mean) value /= static_cast<double>(saved[0]);
   for (int64_t row = saved[0]; row < shape[0]; ++row) {
-    for (const double value : mean) {
-      values.push_back(static_cast<float>(value));
-    }
+    for (const double value : mean) values.push_back(static_cast<float>(value));
   }
   return values;
 }
@@ -140,14 +131,8 @@ void WeightsSource::read_piece(const HfPiece& piece, bool adds_rows, const Shard
       }
     }
   };
-  for (const StateBox& box : boxes) {
-    box.for_each_row(copy_row);
-  }
+  for (const StateBox& box : boxes) box.for_each_row(copy_row);
 }
-
-}  // namespace
-
-namespace {
 
 void load_values(Device& device, const ModelConfig& config, const TensorSource& source,
                  MissingTokens missing, std::vector<const Parameter*> parameters) {
@@ -155,9 +140,7 @@ void load_values(Device& device, const ModelConfig& config, const TensorSource& 
   std::erase_if(parameters, [&](const Parameter* parameter) {
     const std::string& name = parameter->name;
     const bool is_scale = name.ends_with(kCodeScales);
-    if (is_scale) {
-      scales_of[name.substr(0, name.rfind('.')) + ".weight"] = parameter;
-    }
+    if (is_scale) scales_of[name.substr(0, name.rfind('.')) + ".weight"] = parameter;
     return is_scale;
   });
   // In the order of a file, which is then read once; those that it lacks come first.
@@ -195,9 +178,7 @@ void load_values(Device& device, const ModelConfig& config, const TensorSource& 
 std::vector<const Parameter*> parameters_of(const ParameterStore& store, bool adapters) {
   std::vector<const Parameter*> found;
   for (const auto& parameter : store.all()) {
-    if (is_adapter(parameter->name) == adapters) {
-      found.push_back(parameter.get());
-    }
+    if (is_adapter(parameter->name) == adapters) found.push_back(parameter.get());
   }
   return found;
 }
@@ -271,9 +252,7 @@ void write_tensor(const ModelTensor& tensor, const ReadValues& read, const ByteS
   for (int64_t at = 0; at < count; at += step) {
     values.resize(static_cast<size_t>(std::min(step, count - at)));
     read(tensor, piece.begin * columns + at, static_cast<int64_t>(values.size()), values.data());
-    if (piece.transposed) {
-      values = transposed(values, piece.rows, columns);
-    }
+    if (piece.transposed) values = transposed(values, piece.rows, columns);
     sink(values.data(), values.size() * sizeof(float));
   }
 }
@@ -302,9 +281,7 @@ ReadValues reader_of(const WeightsCopy& copy, const std::filesystem::path& folde
 
 void copy_weights(Device& device, const ParameterStore& store, const ModelConfig& config,
                   const Mesh& mesh, WeightsCopy& into) {
-  if (into.files.empty()) {
-    into.files = model_files(config, into.max_file_bytes);
-  }
+  if (into.files.empty()) into.files = model_files(config, into.max_file_bytes);
   const StateWriter writer = state_writer(store, mesh);
   into.rank = static_cast<size_t>(mesh.world_rank());
   into.ranks = static_cast<size_t>(mesh.world_size());
@@ -331,9 +308,7 @@ void copy_weights(Device& device, const ParameterStore& store, const ModelConfig
 std::vector<CheckpointFile> model_files(const WeightsCopy& copy,
                                         const std::filesystem::path& folder) {
   std::vector<CheckpointFile> files;
-  if (copy.rank >= copy.files.size()) {
-    return files;
-  }
+  if (copy.rank >= copy.files.size()) return files;
   const ReadValues read = reader_of(copy, folder);
   for (size_t i = copy.rank; i < copy.files.size(); i += copy.ranks) {
     CheckpointFile& file = files.emplace_back();

@@ -11,7 +11,6 @@
 #include <system_error>
 #include <thread>
 
-#include "base/append_file.h"
 #include "base/atomic_file.h"
 #include "base/error_prefix.h"
 #include "base/log.h"

@@ -16,13 +16,11 @@
 #include "engine/engine.h"
 #include "engine/expert_loads.h"
 #include "io/checkpoint/run_directory.h"
-#include "io/checkpoint/run_lock.h"
 #include "io/metrics.h"
 #include "precision/scaling_state.h"
 #include "train/records/metric_sink.h"
 #include "train/records/run_statistics.h"
 #include "train/watch/divergence.h"
-#include "train/watch/stragglers.h"
 
 namespace fp8train {
 

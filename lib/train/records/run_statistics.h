@@ -1,13 +1,15 @@
 #pragma once
 // Statistics of the FP8 casts of a model's tensors: sums over slots, and warnings that name the
-// slot.
+// slot. Also the slowest rank of a logging interval.
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "base/flight_recorder.h"
 #include "precision/scaling_state.h"
 
 namespace fp8train {
@@ -57,5 +59,19 @@ class ScalingWarnings {
 
 /// Logs each line as a warning.
 void log_warnings(const std::vector<std::string>& lines);
+
+/// The slowest rank of a logging interval, which the others wait for: the one that has spent the
+/// most time in its own work.
+struct Straggler {
+  int rank = 0;
+  Section section = Section::step;  ///< it is furthest behind the median of all ranks here
+  double seconds = 0;               ///< seconds that it has worked in the interval, in all sections
+  double median_seconds = 0;        ///< the median of these seconds over all ranks
+};
+
+/// Finds the slowest rank. `of_ranks` has the seconds of each rank by section; those of exchange,
+/// in which a rank waits for others, do not count. Returns nothing if there is one rank. Of an even
+/// number of ranks the median is the lower one.
+std::optional<Straggler> find_straggler(const std::vector<SectionSeconds>& of_ranks);
 
 }  // namespace fp8train

@@ -12,8 +12,8 @@
 #include "base/log.h"
 #include "model/model_config.h"
 #include "optim/schedule.h"
+#include "train/records/run_statistics.h"
 #include "train/watch/divergence.h"
-#include "train/watch/stragglers.h"
 
 namespace fp8train {
 StepLog::StepLog(const Session& session, Device& device, RunRecords& records, RunListener& listener)

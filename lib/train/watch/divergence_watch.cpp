@@ -1,7 +1,11 @@
 #include "train/watch/divergence_watch.h"
 
+#include <fmt/format.h>
+
 #include <vector>
 
+#include "base/log.h"
+#include "train/watch/divergence.h"
 #include "train/watch/first_non_finite.h"
 
 namespace fp8train {
@@ -46,6 +50,45 @@ void DivergenceWatch::check(Engine& engine, Communicator& comm, TrainingState& s
   skips_.check(control, state.step, steps);
   state.unseen_skips = 0;
   state.checked_step = state.step;
+}
+
+bool SkipGuard::wants_first_tensor(const ops::StepControl& control, int64_t steps) const {
+  const bool begins_or_ends =
+      control.skipped_in_a_row <= steps || control.skipped_in_a_row >= most_in_a_row_;
+  return control.skipped_in_a_row > 0 && begins_or_ends && !searching(control);
+}
+
+std::string SkipGuard::first_tensor() const {
+  return first_tensor_.empty()
+             ? std::string()
+             : fmt::format("; the first tensor that is not finite: {}", first_tensor_);
+}
+
+void SkipGuard::check(const ops::StepControl& control, int64_t step, int64_t steps) {
+  const int64_t skips = control.skipped_steps - seen_;
+  seen_ = control.skipped_steps;
+  if (skips == 0 || searching(control)) {
+    return;
+  }
+  const std::string what = fmt::format(
+      "{} of the {} steps up to step {} had a gradient that was not finite", skips, steps, step);
+  if (non_finite_ == OnNonFinite::stop) {
+    throw DivergenceError(fmt::format("{} (training.non_finite: stop){}", what, first_tensor()),
+                          DivergenceKind::non_finite_gradient, step - steps + 1);
+  }
+  const bool is_last = control.skipped_in_a_row > 0;
+  log_warning(fmt::format("{} and were skipped{}", what, is_last ? first_tensor() : ""));
+  check_row(control, step);
+}
+
+void SkipGuard::check_row(const ops::StepControl& control, int64_t step) const {
+  if (control.skipped_in_a_row >= most_in_a_row_ && !searching(control)) {
+    throw DivergenceError(
+        fmt::format("the gradients of the last {} steps up to step {} were not finite: training "
+                    "has diverged; lower optimizer.lr{}",
+                    control.skipped_in_a_row, step, first_tensor()),
+        DivergenceKind::skipped_steps, step - control.skipped_in_a_row + 1);
+  }
 }
 
 }  // namespace fp8train

@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "numeric/bits.h"
+#include "numeric/with_type.h"
 #include "ops/cuda/cuda_test_support.h"
 #include "support/sanitized.h"
 
@@ -173,7 +174,7 @@ void check_case(const Case& c, const Wanted& wanted) {
 
 TEST_CASE("operations that cast their result: every type", "[cuda][fused][small]") {
   for (const Fused fused : kFused) {
-    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    for (const DType type : FloatTypes::kTypes) {
       check_case({fused, type, type, DType::e5m2, 20, 72}, kColumnwise);
       check_case({fused, type, type, DType::e4m3, 20, 40, 0, true}, {true, true, true, true});
       check_case({fused, type, type, DType::e4m3, 20, 40, 0, true}, kAmaxOnly);

@@ -7,6 +7,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "numeric/with_type.h"
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/fp8_gemm_cases.h"
 
@@ -55,7 +56,7 @@ void check_case(const Case& problem, float beta) {
 }
 
 TEST_CASE("plain GEMMs of every transposition match the cpu", "[cuda][gemm]") {
-  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+  for (const DType type : FloatTypes::kTypes) {
     for (const bool a_transposed : {false, true}) {
       for (const bool b_transposed : {false, true}) {
         check_case({type, type, DType::f32, a_transposed, b_transposed, false}, 1.0F);

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <tuple>
 
+#include "numeric/with_type.h"
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/storage/storage.h"
 
@@ -18,7 +19,7 @@ bool same_value(double a, double b) {
 }
 
 TEST_CASE("sum_of_squares has the cpu's bits", "[cuda][optimizer]") {
-  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+  for (const DType type : FloatTypes::kTypes) {
     for (const int64_t count : kCounts) {
       for (const int64_t offset : {0, 1, 4}) {
         for (const bool adversarial : {false, true}) {

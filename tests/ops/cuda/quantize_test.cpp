@@ -135,7 +135,7 @@ CurrentCast run_current(Side& side, const Array& x, DType code_type, const Layou
 TEST_CASE("a cast that finds its scale from an amax is exact", "[cuda][quantize]") {
   constexpr Layout kLayouts[] = {{3, 5}, {128, 136}, {300, 264}, {1, 4099}, {48, 136, 4}};
   for (const DType type : {DType::f32, DType::bf16}) {
-    for (const DType code_type : {DType::e4m3, DType::e5m2}) {
+    for (const DType code_type : Fp8Types::kTypes) {
       for (const Layout& layout : kLayouts) {
         const Array x(type, {layout.rows, layout.columns},
                       random_values(layout.rows * layout.columns, 5, 40.0F));

@@ -12,6 +12,7 @@
 #include "cublaslt_fake.h"
 #include "cuda_runtime_api.h"
 #include "device/cuda/cuda_device.h"
+#include "numeric/with_type.h"
 #include "ops/cuda/scaled_gemm_support.h"
 #include "ops/cuda/shim_chip.h"
 #include "support/temp_dir.h"
@@ -119,7 +120,7 @@ TEST_CASE("a refused product takes no other with it", "[cuda][scaled_gemm]") {
   const Chip chip(90);
   Fp8Products expected = chip.device->traits().fp8_products;
   expected.set(block_128x128_1x128, Fp8Support::none);
-  for (const DType c : {DType::f32, DType::bf16, DType::f16}) {
+  for (const DType c : FloatTypes::kTypes) {
     expected.set({block_1x128_128x128, DType::e5m2, DType::e4m3, c, false}, Fp8Support::none);
   }
   expected.set({row, DType::e4m3, DType::e4m3, DType::f32, true}, Fp8Support::none);

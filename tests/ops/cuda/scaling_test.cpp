@@ -7,13 +7,14 @@
 #include <cmath>
 
 #include "numeric/bits.h"
+#include "numeric/with_type.h"
 #include "ops/cuda/cuda_test_support.h"
 
 namespace fp8train::test {
 namespace {
 
 TEST_CASE("compute_current_scale is exact", "[cuda][quantize]") {
-  for (const DType code_type : {DType::e4m3, DType::e5m2, DType::i8}) {
+  for (const DType code_type : ByteCodes::kTypes) {
     for (const ScaleType scale_type : {ScaleType::f32, ScaleType::pow2}) {
       for (const float amax : {0.0F, 1e-44F, 1e-38F, 0.3F, 448.0F, 3e38F, INFINITY, NAN}) {
         const auto run = [&](Side& side) {

@@ -5,6 +5,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "numeric/with_type.h"
 #include "ops/adamw_cases.h"
 #include "ops/cuda/cuda_test_support.h"
 
@@ -113,7 +114,7 @@ TEST_CASE("automatic factors have the cpu's bits", "[cuda][storage]") {
 }
 
 TEST_CASE("saved groups have the cpu's bits", "[cuda][storage][small]") {
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+  for (const DType dtype : FloatTypes::kTypes) {
     for (const auto& [count, offset] : {std::pair<int64_t, int64_t>{2048, 0}, {131, 0}, {300, 1}}) {
       for (const bool finite : {true, false}) {
         const auto run = [&, size = count, shift = offset](Side& side) {

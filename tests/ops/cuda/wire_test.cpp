@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 
+#include "numeric/with_type.h"
 #include "ops/adamw_cases.h"
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/exchange/shared_wire.h"
@@ -143,7 +144,7 @@ TEST_CASE("values of ranks are combined with the cpu's bits", "[cuda][wire]") {
 
 TEST_CASE("sums in pairs have the cpu's bits", "[cuda][wire]") {
   for (const DType from : {DType::f32, DType::bf16}) {
-    for (const DType to : {DType::f32, DType::bf16, DType::f16}) {
+    for (const DType to : FloatTypes::kTypes) {
       for (const int64_t ranks : {1, 2, 5, 8, 256}) {
         for (const int64_t count : {1000, 77}) {
           INFO(name_of(from) << " to " << name_of(to) << ", " << ranks << " of " << count);

@@ -9,8 +9,7 @@
 #include <optional>
 
 #include "data/chat/jinja/interpreter.h"
-#include "data/chat/jinja/letters.h"
-#include "data/chat/jinja/list_filters.h"
+#include "data/chat/jinja/text.h"
 
 namespace fp8train::jinja {
 namespace text_filters {

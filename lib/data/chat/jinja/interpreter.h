@@ -166,6 +166,7 @@ struct FilterEntry {
 };
 /// Null where there is none of this name.
 const FilterEntry* find_filter(std::string_view name);
+const FilterEntry* find_list_filter(std::string_view name);  ///< of filters of lists alone
 TestFunction find_test(std::string_view name);
 
 }  // namespace fp8train::jinja

@@ -1,11 +1,12 @@
-#include "data/chat/jinja/list_filters.h"
+// The filters of lists.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
 
-#include "data/chat/jinja/letters.h"
+#include "data/chat/jinja/interpreter.h"
+#include "data/chat/jinja/text.h"
 
 namespace fp8train::jinja {
 namespace list_filters {

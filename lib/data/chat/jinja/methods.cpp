@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "data/chat/jinja/interpreter.h"
-#include "data/chat/jinja/letters.h"
+#include "data/chat/jinja/text.h"
 #include "data/tokenizers/unicode.h"
 
 namespace fp8train::jinja {

@@ -14,40 +14,6 @@ namespace fp8train::jinja {
 /// Expressions and statements are nested at most this deeply.
 inline constexpr int32_t kMaxDepth = 100;
 
-/// Reads tokens in their order.
-class TokenReader {
- public:
-  TokenReader(std::vector<Token> tokens, const std::string& where)
-      : tokens_(std::move(tokens)), where_(where) {}
-
-  const Token& now() const { return tokens_[at_]; }
-  const Token& after() const { return tokens_[at_ + (at_ + 1 < tokens_.size() ? 1 : 0)]; }
-  Token take() { return at_ + 1 < tokens_.size() ? tokens_[at_++] : tokens_[at_]; }
-  int32_t line() const { return now().line; }
-
-  bool is(TokenKind kind) const { return now().kind == kind; }
-  bool is_symbol(std::string_view text) const {
-    return is(TokenKind::symbol) && now().text == text;
-  }
-  bool is_name(std::string_view text) const { return is(TokenKind::name) && now().text == text; }
-  bool skip_symbol(std::string_view text) { return is_symbol(text) && (take(), true); }
-  bool skip_name(std::string_view text) { return is_name(text) && (take(), true); }
-
-  void expect_symbol(std::string_view text);
-  void expect_name(std::string_view text);
-  std::string expect_any_name(std::string_view what);
-  void expect_block_end();
-
-  /// Throws ConfigError "WHERE:LINE: ...".
-  [[noreturn]] void fail(const std::string& message) const;
-  [[noreturn]] void fail_at(int32_t line, const std::string& message) const;
-
- private:
-  std::vector<Token> tokens_;
-  const std::string& where_;
-  size_t at_ = 0;
-};
-
 /// Reads expressions. All functions throw ConfigError.
 class ExpressionParser {
  public:

@@ -1,7 +1,12 @@
 #include "data/chat/jinja/value.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+
+#include "data/tokenizers/unicode.h"
 
 namespace fp8train::jinja {
 namespace {
@@ -23,6 +28,171 @@ bool equal_numbers(const Value& a, const Value& b) {
   if (a.is_integer() && b.is_integer()) return a.integer() == b.integer();
   return a.real() == b.real();
 }
+
+std::string number_text(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  std::string text = fmt::format("{}", value);
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
+}
+
+std::string repr_of_text(std::string_view text) {
+  const bool has_single = text.find('\'') != std::string_view::npos;
+  const char quote = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
+  std::string out(1, quote);
+  for (size_t at = 0; at < text.size();) {
+    const tokenizers::CodePoint c = tokenizers::whole_code_point_at(text, at);
+    const bool is_plain =
+        c.value == ' ' || !(tokenizers::is_white_space(c.value) || tokenizers::is_control(c.value));
+    const auto code = static_cast<uint32_t>(c.value);
+    if (text[at] == quote || text[at] == '\\') {
+      out += '\\';
+      out += text[at];
+    } else if (code == '\n' || code == '\r' || code == '\t') {
+      out += code == '\n' ? "\\n" : code == '\r' ? "\\r" : "\\t";
+    } else if (is_plain) {
+      out += text.substr(at, c.bytes);
+    } else {
+      out += code < 0x100     ? fmt::format("\\x{:02x}", code)
+             : code < 0x10000 ? fmt::format("\\u{:04x}", code)
+                              : fmt::format("\\U{:08x}", code);
+    }
+    at += c.bytes;
+  }
+  return out + quote;
+}
+
+std::string repr_of_list(const List& list) {
+  const bool is_tuple = list.kind == List::Kind::tuple;
+  std::string out(1, is_tuple ? '(' : '[');
+  for (const Value& item : list.items) {
+    out += (out.size() > 1 ? ", " : "") + repr_of(item);
+  }
+  if (is_tuple && list.items.size() == 1) out += ',';
+  return out + (is_tuple ? ')' : ']');
+}
+
+std::string repr_of_dict(const Dict& dict) {
+  std::string out = "{";
+  for (const auto& [key, value] : dict.entries) {
+    out += fmt::format("{}{}: {}", out.size() > 1 ? ", " : "", repr_of(key), repr_of(value));
+  }
+  return out + "}";
+}
+
+void append_escaped(std::string& out, char32_t c) {
+  if (c > 0xFFFF) {
+    out += fmt::format("\\u{:04x}\\u{:04x}", 0xD7C0 + (c >> 10), 0xDC00 + (c & 0x3FF));
+  } else {
+    out += fmt::format("\\u{:04x}", static_cast<uint32_t>(c));
+  }
+}
+
+std::string json_text(std::string_view text, bool only_ascii) {
+  constexpr std::string_view kPlain = "\"\\\n\r\t\b\f", kLetters = "\"\\nrtbf";
+  std::string out = "\"";
+  for (size_t at = 0; at < text.size();) {
+    const tokenizers::CodePoint c = tokenizers::whole_code_point_at(text, at);
+    const size_t plain = c.bytes == 1 ? kPlain.find(text[at]) : std::string_view::npos;
+    if (plain != std::string_view::npos) {
+      out += '\\';
+      out += kLetters[plain];
+    } else if (c.value < 0x20 || (only_ascii && c.value > 0x7E)) {
+      append_escaped(out, c.value);
+    } else {
+      out += text.substr(at, c.bytes);
+    }
+    at += c.bytes;
+  }
+  return out + '"';
+}
+
+/// Writes one value after another.
+struct JsonWriter {
+  const JsonStyle& style;
+  std::string out;
+  int64_t depth = 0;
+  bool fits = true;
+
+  void line() {
+    if (style.indent < 0) return;
+    out += '\n';
+    out.append(static_cast<size_t>(style.indent * depth), ' ');
+  }
+  void separate() {
+    const std::string_view given = style.item_separator;
+    out += !given.empty() ? given : style.indent < 0 ? ", " : ",";
+  }
+
+  void write(const Value& value) {
+    if (const Text* text = value.as_text()) {
+      out += json_text(text->bytes, style.only_ascii);
+    } else if (const List* list = value.as_list(); list != nullptr && list->has_sum()) {
+      write_list(*list);
+    } else if (const Dict* dict = value.as_dict()) {
+      write_dict(*dict);
+    } else if (const bool* flag = value.get<bool>()) {
+      out += *flag ? "true" : "false";
+    } else if (value.is_none()) {
+      out += "null";
+    } else if (value.is_number()) {
+      out += repr_of(value);
+    } else {
+      fits = false;
+    }
+  }
+
+  void write_list(const List& list) {
+    if (list.items.empty()) {
+      out += "[]";
+      return;
+    }
+    out += '[';
+    ++depth;
+    for (size_t i = 0; i < list.items.size(); ++i) {
+      if (i > 0) separate();
+      line();
+      write(list.items[i]);
+    }
+    --depth;
+    line();
+    out += ']';
+  }
+
+  void write_key(const Value& key) {
+    const bool is_text = key.as_text() != nullptr;
+    if (!is_text) out += '"';
+    write(key);
+    if (!is_text) out += '"';
+    out += style.key_separator.empty() ? std::string_view(": ") : style.key_separator;
+  }
+
+  void write_dict(const Dict& dict) {
+    if (dict.entries.empty()) {
+      out += "{}";
+      return;
+    }
+    std::vector<size_t> order(dict.entries.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    if (style.sorts_keys) {
+      std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+        return less(dict.entries[a].first, dict.entries[b].first, fits);
+      });
+    }
+    out += '{';
+    ++depth;
+    for (size_t i = 0; i < order.size(); ++i) {
+      if (i > 0) separate();
+      line();
+      write_key(dict.entries[order[i]].first);
+      write(dict.entries[order[i]].second);
+    }
+    --depth;
+    line();
+    out += '}';
+  }
+};
 
 }  // namespace
 
@@ -149,6 +319,32 @@ bool less(const Value& a, const Value& b, bool& comparable) {
     return x == left->items.end() && y != right->items.end();
   }
   return less(*x, *y, comparable);
+}
+
+std::string repr_of(const Value& value) {
+  if (const Text* text = value.as_text()) return repr_of_text(text->bytes);
+  if (const List* list = value.as_list()) return repr_of_list(*list);
+  if (const Dict* dict = value.as_dict()) return repr_of_dict(*dict);
+  if (const bool* flag = value.get<bool>()) return *flag ? "True" : "False";
+  if (const int64_t* number = value.get<int64_t>()) return fmt::format("{}", *number);
+  if (const double* number = value.get<double>()) return number_text(*number);
+  if (value.is_none()) return "None";
+  if (value.is_undefined()) return "Undefined";
+  return fmt::format("<{}>", value.type_name());
+}
+
+Text text_of(const Value& value) {
+  if (const Text* text = value.as_text()) return *text;
+  if (value.is_undefined()) return {};
+  const int32_t message = message_of(value);
+  return message < 0 ? Text(repr_of(value)) : Text(repr_of(value), message);
+}
+
+std::string json_of(const Value& value, const JsonStyle& style, bool& fits) {
+  JsonWriter writer{style, {}, 0, true};
+  writer.write(value);
+  fits = writer.fits;
+  return std::move(writer.out);
 }
 
 }  // namespace fp8train::jinja
