@@ -321,8 +321,7 @@ std::vector<Field> parallelism_fields() {
                   .when = has_several_gpus,
                   .changes_memory = true}),
       layout("context", &ParallelLayout::context, between(1, 1 << 16),
-             "Ranks that share each sequence, for long ones: each has some of its positions, and "
-             "attention goes over all (context_kind)"),
+             "Ranks that share each sequence: each has some of its positions (context_kind)"),
       choice("parallelism.context_kind",
              in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::context_kind),
              kContextKinds,
