@@ -373,11 +373,17 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
     }
   };
   search_axes();
-  for (bool* const on_host : {&whole.optimizer.offloads, &whole.step.decoder.offloads_saved}) {
-    if (found.fitting.empty() && !memory.is_host && !*on_host) {
-      *on_host = true;
-      search_axes();
-    }
+  if (found.fitting.empty() && !memory.is_host && !settings.optimizer.offloads) {
+    whole.optimizer.offloads = true;
+    search_axes();
+  }
+  const bool all_recompute = std::ranges::all_of(found.fitting, [](const Layout& layout) {
+    return layout.settings.step.decoder.recompute == Recompute::block;
+  });
+  bool& offloads_saved = whole.step.decoder.offloads_saved;
+  if (all_recompute && !memory.is_host && !offloads_saved) {
+    offloads_saved = true;  // needs no less memory than recomputation, and may take less time
+    search_axes();
   }
   if (found.fitting.empty() && found.too_large.empty()) {
     throw ConfigError(found.refused.empty()

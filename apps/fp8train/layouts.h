@@ -45,10 +45,10 @@ struct LayoutSearch {
 /// Searches the layouts of a run; a step has the same tokens in all of them. `memory` is that of a
 /// planned GPU. Divides training.global_batch_size, or what all ranks compute in a step, among the
 /// ranks of each layout that can share it. `micro_batch_size`: the only one that is tried; 0: all.
-/// Other schedules than 1F1B are tried only where they would be among the `top` fastest.
-/// Activations and states of the optimizer move to the host's memory only where nothing fits
-/// otherwise. `tried`: called after each dry run. Throws what open_session() throws if no
-/// combination can run.
+/// Other schedules than 1F1B are tried only where they would be among the `top` fastest. States of
+/// the optimizer move to the host's memory only where nothing fits otherwise, and activations where
+/// nothing fits without the recomputation of whole blocks. `tried`: called after each dry run.
+/// Throws what open_session() throws if no combination can run.
 LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks,
                             int64_t top, int64_t micro_batch_size = 0,
                             const std::function<void(const LayoutSearch&)>& tried = {});

@@ -266,6 +266,22 @@ Json health_of(const std::filesystem::path& metrics) {
   return health;
 }
 
+/// {"step": .., "layers": [the loads of experts, one list for each layer]} of the last line that
+/// has them; without experts the list is empty.
+Json loads_of(const std::filesystem::path& metrics) {
+  Json loads = {{"step", 0}, {"layers", Json::array()}};
+  for_each_line(metrics, [&](const Json& line) {
+    const auto found = line.find("expert_loads");
+    if (found != line.end() && found->is_object()) {
+      loads = {{"step", line.at("step")}, {"layers", Json::array()}};
+      for (const auto& [layer, of_experts] : found->items()) {
+        loads["layers"].push_back(of_experts);
+      }
+    }
+  });
+  return loads;
+}
+
 std::string text_in(const std::filesystem::path& path) {
   return std::filesystem::exists(path) ? read_text_file(path, kMaxText) : "";
 }
@@ -284,6 +300,7 @@ Json run_data(const std::filesystem::path& root, const std::map<std::string_view
   // Runs of older versions have their tensors in metrics.jsonl.
   data["health"] =
       health_of(std::filesystem::exists(run.tensors()) ? run.tensors() : run.metrics());
+  data["loads"] = loads_of(run.metrics());
   data["summary"] = object_in(run.summary());
   data["environment"] = object_in(run.environment());
   data["config"] = text_in(run.config());

@@ -211,6 +211,20 @@ TEST_CASE("where no layout fits, the smallest is named, and the exit code is 4")
   CHECK(table_of(outcome.out).empty());
 }
 
+TEST_CASE("activations move to the host where all else that fits recomputes blocks") {
+  const TempDir folder;
+  const std::string out =
+      expect_code(0, folder.path(),
+                  command("layouts",
+                          {"model.preset=mixtral-8x7b", "data.seq_length=8192",
+                           "training.micro_batch_size=1", "precision.plan=fp32"},
+                          "64"))
+          .out;
+  CHECK_THAT(out, Contains(" none+host ") && Contains(" block "));
+  CHECK_THAT(out,
+             Contains("fastest: ") && Contains("offload.activations=true model.recompute=none"));
+}
+
 TEST_CASE("layouts takes a GPU by name, and a global batch that ranks can share") {
   const TempDir folder;
   CHECK_THAT(expect_code(2, folder.path(), {"layouts", "model.preset=toy", "device=cpu"}).err,

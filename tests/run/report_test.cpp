@@ -75,6 +75,20 @@ TEST_CASE("a report has a run's curves, tensors and texts") {
   CHECK(health["scale_exponent"][0][0].is_null());
 }
 
+TEST_CASE("a report has the last loads of experts") {
+  const test::TempDir dir;
+  const auto line = [](int step, const std::string& loads) {
+    return "{\"step\":" + std::to_string(step) + ",\"loss\":1" + loads + "}\n";
+  };
+  const auto run = run_in(
+      dir, line(1, R"(,"expert_loads":{"0":[400,0,0,0],"1":[100,100,100,100]})") +
+               line(2, R"(,"expert_loads":{"0":[150,50,90,110],"1":[0,0,0,400]})") + line(3, ""));
+  CHECK(runs_of(report_page({run}))[0]["loads"] ==
+        nlohmann::json::parse(R"({"step":2,"layers":[[150,50,90,110],[0,0,0,400]]})"));
+  const auto dense = run_in(dir, line(1, ""));
+  CHECK(runs_of(report_page({dense}))[0]["loads"]["layers"].empty());
+}
+
 TEST_CASE("a report draws every metric that has a label") {
   const test::TempDir dir;
   nlohmann::json line = {{"step", 1}, {"tokens", 3}};

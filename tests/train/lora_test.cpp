@@ -9,51 +9,33 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "io/hf_config.h"
 #include "io/safetensors/adapters.h"
 #include "model/lora.h"
 #include "support/temp_dir.h"
-#include "train/checkpoint/weights.h"
-#include "train/inference/generator.h"
+#include "train/golden_model.h"
 #include "train/one_rank.h"
 #include "train/rank_results.h"
 
 using namespace fp8train;
+using test::distance;
+using test::LoadedEngine;
 
 namespace {
 
 namespace fs = std::filesystem;
 
-struct PeftFixture {
-  fs::path base, folder;
-  SafetensorsFile expected;
-  nlohmann::json numbers;
-  Batch batch;
+struct PeftFixture : test::GoldenModel {
+  fs::path base;
+  Batch batch = batch_of_rows();
 
   explicit PeftFixture(const std::string& name)
-      : base(fs::path(FP8TRAIN_GOLDEN_DIR) / name),
-        folder(fs::path(FP8TRAIN_GOLDEN_DIR) / "lora" / name),
-        expected(folder / "expected.safetensors") {
-    std::ifstream(folder / "expected.json") >> numbers;
-    const SafetensorsEntry& tokens = *expected.find("tokens");
-    batch.rows = tokens.shape[0];
-    batch.columns = tokens.shape[1];
-    batch.tokens.resize(static_cast<size_t>(tokens.count()));
-    batch.targets.resize(batch.tokens.size());
-    expected.read(tokens, batch.tokens.data());
-    expected.read(*expected.find("targets"), batch.targets.data());
-  }
+      : GoldenModel("lora/" + name), base(fs::path(FP8TRAIN_GOLDEN_DIR) / name) {}
 
   EngineSettings settings(const std::string& plan, bool adapted = true) const {
-    EngineSettings settings;
-    settings.step.seed = 0;
-    settings.model = completed(read_hf_config(base).model);
+    EngineSettings settings = test::golden_settings(base, plan, batch);
     if (adapted) {
       settings.model.lora = read_adapter_folder(folder).lora;
     }
-    settings.plan = plan_named(plan);
-    settings.step.micro_batch_size = batch.rows;
-    settings.step.seq_length = batch.columns;
     return settings;
   }
 
@@ -67,44 +49,6 @@ struct PeftFixture {
     fs::copy_file(folder / kAdapterFile, to / kAdapterFile);
   }
 };
-
-struct Loaded {
-  std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-  Engine engine;
-
-  Loaded(const EngineSettings& settings, const TensorSource& weights, const fs::path& adapters)
-      : engine(*device, settings) {
-    engine.reserve(dry_run_step(settings, {}).plan);
-    load_weights(*device, engine.model(), weights);
-    if (settings.model.lora.is_on()) {
-      load_adapters(*device, engine.model(), adapters);
-    }
-    engine.weights_changed();
-  }
-
-  /// [T, V] of a sequence.
-  std::vector<float> logits(const std::vector<int32_t>& tokens) {
-    Generator generator(*device, engine.model(), static_cast<int64_t>(tokens.size()));
-    std::vector<float> all;
-    for (auto end = tokens.begin(); end != tokens.end();) {
-      const std::vector<float> one = generator.logits_after({tokens.begin(), ++end});
-      all.insert(all.end(), one.begin(), one.end());
-    }
-    return all;
-  }
-};
-
-/// The largest difference, relative to the largest magnitude.
-double distance(const std::vector<float>& a, const std::vector<float>& b) {
-  REQUIRE(a.size() == b.size());
-  double largest = 1e-30;
-  double difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    largest = std::max(largest, std::abs(static_cast<double>(b[i])));
-    difference = std::max(difference, std::abs(static_cast<double>(a[i]) - b[i]));
-  }
-  return difference / largest;
-}
 
 EngineSettings adapted(EngineSettings settings) {
   settings.model.lora = {.rank = 4, .alpha = 8, .targets = {"all-linear"}};
@@ -131,11 +75,10 @@ TEST_CASE("loss, logits and gradients of adapters are those of peft") {
   const PeftFixture fixture(name);
   EngineSettings settings = fixture.settings("fp32");
   settings.step.decoder.recompute = GENERATE(Recompute::none, Recompute::block);
-  Loaded loaded(settings, TensorSource(fixture.base), fixture.folder);
+  LoadedEngine loaded(TensorSource(fixture.base), settings, fixture.folder);
   const std::vector<int32_t> first(fixture.batch.tokens.begin(),
                                    fixture.batch.tokens.begin() + fixture.batch.columns);
-  CHECK(distance(loaded.logits(first),
-                 fixture.expected.read_f32(*fixture.expected.find("logits"))) < 1e-5);
+  CHECK(distance(loaded.logits(first), fixture.logits()) < 1e-5);
   loaded.engine.step([&]() -> const Batch& { return fixture.batch; }, 0, 0.0F, false);
   CHECK(loaded.engine.step_loss().mean ==
         Approx(fixture.numbers.at("loss").get<double>()).epsilon(1e-6));
@@ -180,8 +123,8 @@ TEST_CASE("a folder of adapters is read as the model that peft merges, and compu
     }
   }
   CHECK(changed == (name == "tiny-llama" ? 8 : 2));
-  Loaded of_adapters(fixture.settings("fp32"), base, fixture.folder);
-  Loaded of_merged(fixture.settings("fp32", false), merged, {});
+  LoadedEngine of_adapters(base, fixture.settings("fp32"), fixture.folder);
+  LoadedEngine of_merged(merged, fixture.settings("fp32", false));
   const std::vector<int32_t> tokens(fixture.batch.tokens.begin(),
                                     fixture.batch.tokens.begin() + fixture.batch.columns);
   CHECK(distance(of_merged.logits(tokens), of_adapters.logits(tokens)) < 1e-5);

@@ -4,69 +4,37 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
-#include "engine/dry_run.h"
-#include "engine/engine.h"
 #include "io/hf_config.h"
 #include "io/safetensors/safetensors.h"
 #include "io/safetensors/tensor_source.h"
 #include "model/hf_names.h"
-#include "train/checkpoint/weights.h"
-#include "train/inference/generator.h"
+#include "train/golden_model.h"
 
 using namespace fp8train;
+using test::LoadedEngine;
 
 namespace {
 
-struct Fixture {
-  std::filesystem::path folder;
-  SafetensorsFile expected;
-  nlohmann::json numbers;
-  Batch batch;
+struct Fixture : test::GoldenModel {
+  Batch batch = batch_of_rows();
 
-  explicit Fixture(const std::string& name)
-      : folder(std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / name),
-        expected(folder / "expected.safetensors") {
-    std::ifstream(folder / "expected.json") >> numbers;
-    const SafetensorsEntry& tokens = *expected.find("tokens");
-    batch.rows = tokens.shape[0];
-    batch.columns = tokens.shape[1];
-    batch.tokens.resize(static_cast<size_t>(tokens.count()));
-    batch.targets.resize(batch.tokens.size());
-    expected.read(tokens, batch.tokens.data());
-    expected.read(*expected.find("targets"), batch.targets.data());
-  }
+  using GoldenModel::GoldenModel;
 
   EngineSettings settings(const std::string& plan) const {
-    EngineSettings settings;
-    settings.step.seed = 0;
-    settings.model = read_hf_config(folder).model;
-    settings.plan = plan_named(plan);
-    settings.step.micro_batch_size = batch.rows;
-    settings.step.seq_length = batch.columns;
+    EngineSettings settings = test::golden_settings(folder, plan, batch);
     settings.optimizer.lr = numbers.at("lr");
     settings.optimizer.betas = numbers.at("betas").get<std::array<double, 2>>();
     settings.optimizer.eps = numbers.at("eps");
     settings.optimizer.weight_decay = numbers.at("weight_decay");
     settings.optimizer.grad_clip = numbers.at("grad_clip");
     return settings;
-  }
-};
-
-struct LoadedEngine {
-  std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-  Engine engine;
-
-  LoadedEngine(const std::filesystem::path& folder, const EngineSettings& settings)
-      : engine(*device, settings) {
-    engine.reserve(dry_run_step(settings, {}).plan);
-    load_weights(*device, engine.model(), TensorSource(folder));
-    engine.weights_changed();
   }
 };
 
@@ -109,40 +77,11 @@ std::vector<float> gradient_of(Device& device, const Parameter& parameter, const
 }
 
 /// A tiny model of make_families.py, and what transformers computes of its tokens.
-struct FamilyFixture {
-  std::filesystem::path folder;
-  std::vector<int32_t> tokens;
-  std::vector<float> logits;  ///< [T, V]
-  nlohmann::json numbers;
-
-  explicit FamilyFixture(const std::string& name)
-      : folder(std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "families" / name) {
-    const SafetensorsFile file(folder / "expected.safetensors");
-    const SafetensorsEntry& entry = *file.find("tokens");
-    tokens.resize(static_cast<size_t>(entry.count()));
-    file.read(entry, tokens.data());
-    logits = file.read_f32(*file.find("logits"));
-    std::ifstream(folder / "expected.json") >> numbers;
-  }
-
-  /// All tokens but the last, and what follows each.
-  Batch batch() const {
-    Batch result;
-    result.rows = 1;
-    result.columns = static_cast<int64_t>(tokens.size()) - 1;
-    result.tokens.assign(tokens.begin(), tokens.end() - 1);
-    result.targets.assign(tokens.begin() + 1, tokens.end());
-    return result;
-  }
+struct FamilyFixture : test::GoldenModel {
+  explicit FamilyFixture(const std::string& name) : GoldenModel("families/" + name) {}
 
   EngineSettings settings(const std::string& plan) const {
-    EngineSettings settings;
-    settings.step.seed = 0;
-    settings.model = completed(read_hf_config(folder).model);
-    settings.plan = plan_named(plan);
-    settings.step.micro_batch_size = 1;
-    settings.step.seq_length = batch().columns;
-    return settings;
+    return test::golden_settings(folder, plan, batch());
   }
 };
 
@@ -164,24 +103,9 @@ TEST_CASE("logits of every family are those of transformers") {
   CAPTURE(name);
   const FamilyFixture fixture(name);
   LoadedEngine loaded(fixture.folder, fixture.settings("fp32"));
-  const auto length = static_cast<int64_t>(fixture.tokens.size());
-  Generator generator(*loaded.device, loaded.engine.model(), length);
-  const auto vocabulary = static_cast<size_t>(loaded.engine.model().config().vocab_size);
-  REQUIRE(fixture.logits.size() == fixture.tokens.size() * vocabulary);
-  float largest = 0;
-  float error = 0;
-  for (size_t position = 0; position < fixture.tokens.size(); ++position) {
-    const auto end = fixture.tokens.begin() + static_cast<int64_t>(position) + 1;
-    const std::vector<float> got = generator.logits_after({fixture.tokens.begin(), end});
-    REQUIRE(got.size() == vocabulary);
-    for (size_t i = 0; i < vocabulary; ++i) {
-      const float wanted = fixture.logits[position * vocabulary + i];
-      largest = std::max(largest, std::abs(wanted));
-      error = std::max(error, std::abs(got[i] - wanted));
-    }
-  }
-  CHECK(largest > 1);
-  CHECK(error < 1e-5F * largest);
+  const std::vector<float> logits = fixture.logits();
+  CHECK(std::ranges::max(logits) > 1);
+  CHECK(test::distance(loaded.logits(fixture.tokens), logits) < 1e-5);
 }
 
 TEST_CASE("loss and gradients of every family are those of transformers") {

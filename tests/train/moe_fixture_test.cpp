@@ -5,75 +5,33 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "engine/dry_run.h"
-#include "engine/engine.h"
 #include "io/export/export_folder.h"
 #include "io/hf_config.h"
 #include "io/safetensors/tensor_source.h"
 #include "model/hf_names.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
-#include "train/checkpoint/weights.h"
-#include "train/inference/generator.h"
+#include "train/golden_model.h"
 
 using namespace fp8train;
 using Catch::Contains;
+using test::LoadedEngine;
 
 namespace {
 
 const std::vector<std::string> kNames = {"mixtral", "qwen3-moe", "qwen3-moe-plain", "dots1"};
 
-struct MoeFixture {
-  std::filesystem::path folder;
-  SafetensorsFile expected;
-  nlohmann::json numbers;
-  std::vector<int32_t> tokens;
-
-  explicit MoeFixture(const std::string& name)
-      : folder(std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "moe" / name),
-        expected(folder / "expected.safetensors") {
-    std::ifstream(folder / "expected.json") >> numbers;
-    const SafetensorsEntry& entry = *expected.find("tokens");
-    tokens.resize(static_cast<size_t>(entry.count()));
-    expected.read(entry, tokens.data());
-  }
-
-  /// All tokens but the last, and what follows each.
-  Batch batch() const {
-    Batch result;
-    result.rows = 1;
-    result.columns = static_cast<int64_t>(tokens.size()) - 1;
-    result.tokens.assign(tokens.begin(), tokens.end() - 1);
-    result.targets.assign(tokens.begin() + 1, tokens.end());
-    return result;
-  }
+struct MoeFixture : test::GoldenModel {
+  explicit MoeFixture(const std::string& name) : GoldenModel("moe/" + name) {}
 
   /// No token is dropped.
   EngineSettings settings(const std::string& plan = "fp32") const {
-    EngineSettings settings;
-    settings.step.seed = 0;
-    settings.model = completed(read_hf_config(folder).model);
-    settings.plan = plan_named(plan);
-    settings.step.micro_batch_size = 1;
-    settings.step.seq_length = batch().columns;
+    EngineSettings settings = test::golden_settings(folder, plan, batch());
     settings.step.decoder.moe.capacity_factor = 8.0;
     settings.step.decoder.moe.bias_rate = 0.0;
     return settings;
-  }
-};
-
-struct LoadedEngine {
-  std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-  Engine engine;
-
-  LoadedEngine(const std::filesystem::path& folder, const EngineSettings& settings)
-      : engine(*device, settings) {
-    engine.reserve(dry_run_step(settings, {}).plan);
-    load_weights(*device, engine.model(), TensorSource(folder));
-    engine.weights_changed();
   }
 };
 
@@ -95,23 +53,9 @@ TEST_CASE("logits of every family with experts are those of transformers") {
   CAPTURE(name);
   const MoeFixture fixture(name);
   LoadedEngine loaded(fixture.folder, fixture.settings());
-  Generator generator(*loaded.device, loaded.engine.model(), std::ssize(fixture.tokens));
-  const std::vector<float> logits = fixture.expected.read_f32(*fixture.expected.find("logits"));
-  std::vector<float> all;
-  for (size_t position = 1; position <= fixture.tokens.size(); ++position) {
-    const auto end = fixture.tokens.begin() + static_cast<int64_t>(position);
-    const std::vector<float> got = generator.logits_after({fixture.tokens.begin(), end});
-    all.insert(all.end(), got.begin(), got.end());
-  }
-  REQUIRE(all.size() == logits.size());
-  float largest = 0;
-  float error = 0;
-  for (size_t i = 0; i < all.size(); ++i) {
-    largest = std::max(largest, std::abs(logits[i]));
-    error = std::max(error, std::abs(all[i] - logits[i]));
-  }
-  CHECK(largest > 1);
-  CHECK(error < 1e-5F * largest);
+  const std::vector<float> logits = fixture.logits();
+  CHECK(std::ranges::max(logits) > 1);
+  CHECK(test::distance(loaded.logits(fixture.tokens), logits) < 1e-5);
 }
 
 TEST_CASE("loss and gradients of every family with experts are those of transformers") {
