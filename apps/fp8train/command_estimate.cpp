@@ -146,12 +146,17 @@ void print_time(const Session& session, const StepTime& time, const GpuKind& gpu
                        : "all of it overlapped",
       describe_idle(time));
   const AchievedShares shares = achieved_shares(gpu);
+  const Fp8Attention in_codes = session.engine.plan.attention.gemms();
+  const double forward =
+      in_codes == Fp8Attention::none ? shares.attention_forward : shares.attention_forward_fp8;
+  const double backward =
+      in_codes == Fp8Attention::both ? shares.attention_backward_fp8 : shares.attention_backward;
   print_fitted(
       "        from stated rates, of which {:.0f} % (GEMMs of 16 bits), {:.0f} and {:.0f} % (FP8, "
       "exact and fast sums), {:.0f} and {:.0f} % (attention, its gradient), {:.0f} % (memory) and "
       "{:.0f} % (wire) are assumed to be reached\n",
-      100 * shares.bits16, 100 * shares.fp8, 100 * shares.fp8_fast, 100 * shares.attention_forward,
-      100 * shares.attention_backward, 100 * shares.memory, 100 * shares.wire);
+      100 * shares.bits16, 100 * shares.fp8, 100 * shares.fp8_fast, 100 * forward, 100 * backward,
+      100 * shares.memory, 100 * shares.wire);
 }
 
 int estimate_settings(const Settings& settings, int world_size) {
