@@ -297,7 +297,8 @@ int compare_settings(const Settings& settings, int world_size, const Topology& r
     as_expected = compare_with_one_rank(session.engine_of(stage), ranks) && as_expected;
   }
   const ParallelLayout& layout = settings.parallelism.layout;
-  if (layout.tensor > 1 && layout.tensor_parts == 0) {
+  const bool has_experts = session.engine.model.moe.experts > 0;
+  if (layout.tensor > 1 && layout.tensor_parts == 0 && !has_experts) {
     print_fitted("with parallelism.tensor_parts={} bits are compared\n", layout.tensor);
   }
   return as_expected ? 0 : kExitDifferent;

@@ -32,11 +32,12 @@ struct EstimateOptions {
 constexpr int64_t kMaxMicroBatch = int64_t{1} << 16;
 
 /// The largest micro_batch_size up to kMaxMicroBatch with which a rank needs at most `bytes`; 0:
-/// not even one.
+/// not even the smallest. With experts ranks that share layers have whole sequences.
 int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
                             const Topology& ranks, size_t bytes) {
-  const auto fits = [&](int64_t size) {
-    settings.step.micro_batch_size = size;
+  const int64_t unit = settings.model.moe.experts > 0 ? settings.strategy.layout.tensor : 1;
+  const auto fits = [&](int64_t units) {
+    settings.step.micro_batch_size = units * unit;
     const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
     StageRuns runs = dry_run_stages(settings, ranks.size() / stages, [&](int rank) {
       return dry_run_step(settings, traits, ranks, rank);
@@ -48,18 +49,18 @@ int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
   }
   int64_t fitting = 1;
   int64_t beyond = 2;
-  while (fitting < kMaxMicroBatch && fits(beyond)) {
+  while (fitting * unit < kMaxMicroBatch && fits(beyond)) {
     fitting = beyond;
     beyond *= 2;
   }
-  if (fitting >= kMaxMicroBatch) {
-    return fitting;
+  if (fitting * unit >= kMaxMicroBatch) {
+    return fitting * unit;
   }
   while (beyond - fitting > 1) {
     const int64_t middle = fitting + (beyond - fitting) / 2;
     (fits(middle) ? fitting : beyond) = middle;
   }
-  return fitting;
+  return fitting * unit;
 }
 
 void print_model(const Session& session, const DryRunStep& step, const RankMemory& rank) {

@@ -88,6 +88,9 @@ std::string describe_layout(const Session& session, const Topology& ranks) {
   if (shape.context > 1) {
     text += fmt::format(", each sequence on {} ranks", shape.context);
   }
+  if (shape.expert > 1) {
+    text += fmt::format(", experts on {} ranks", shape.expert);
+  }
   return shape.data * shape.context == 1 ? text
                                          : fmt::format("{}, buckets of {} MiB", text,
                                                        session.engine.strategy.bucket_bytes >> 20);

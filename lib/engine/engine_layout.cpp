@@ -50,18 +50,17 @@ void check_context(const EngineSettings& settings, int64_t kv_heads) {
 ExpertShare expert_share(const EngineSettings& settings, const Mesh& mesh, bool repeats) {
   ExpertShare share = {mesh.index(Axis::expert), mesh.size(Axis::expert)};
   const int64_t experts = settings.model.moe.experts;
-  const int64_t tensor = settings.strategy.layout.tensor;
+  const int64_t tensor = mesh.size(Axis::tensor);
   const int64_t batch = settings.step.micro_batch_size;
   if (share.ranks > 1 && repeats) {
     share.counts_experts = mesh.index(Group::expert_state) == 0;
     share.counts_others = mesh.index(Group::state) == 0;
   }
   if (experts > 0 && share.ranks % tensor != 0) {
-    throw ConfigError(
-        fmt::format("parallelism.expert is {}; with parallelism.tensor {} it must be a multiple of "
-                    "{}, as ranks "
-                    "that share layers have whole experts, and different ones",
-                    share.ranks, tensor, tensor));
+    throw ConfigError(fmt::format(
+        "parallelism.tensor is {}: ranks that share layers have different experts; take "
+        "parallelism.expert {} or a multiple of it, and not {}",
+        tensor, tensor, share.ranks));
   }
   if (experts > 0 && settings.step.decoder.moe.balance_loss != 0 && batch % tensor != 0 &&
       tensor % batch != 0) {

@@ -302,7 +302,7 @@ std::pair<View, int64_t> Moe::count(const StepContext& context, int64_t batch,
                                     const Saved& saved) const {
   RankExchange* const rows = context.tensor_ranks;
   const int64_t ranks = rows == nullptr ? 1 : rows->ranks();
-  const int64_t own = std::max<int64_t>(batch / ranks, 1);
+  const int64_t own = balances() ? std::max<int64_t>(batch / ranks, 1) : 1;
   const View all = allocate(*context.scratch, DType::f32, {batch, shape_.experts});
   const int64_t first = rows == nullptr ? 0 : batch * rows->rank() / ranks;
   const View counts = rows_of(all, first, own);

@@ -65,7 +65,7 @@ MeshShape mesh_shape(const ParallelLayout& layout, const Topology& ranks) {
   }
   check_parts(layout);
   check_divides("expert", layout.expert, shape.data * layout.context * layout.tensor,
-                " of a pipeline stage");
+                layout.pipeline > 1 ? " of a pipeline stage" : "");
   shape.tensor = static_cast<int>(layout.tensor);
   shape.context = static_cast<int>(layout.context);
   shape.pipeline = static_cast<int>(layout.pipeline);

@@ -215,12 +215,14 @@ void check_saved(const PrecisionPlan& plan) {
   const bool are_codes = plan.expert_dispatch.is_scaled();
   if (are_codes && !has_scaled_gemms(plan)) {
     refuse("expert_dispatch", plan.expert_dispatch,
-           "is for the FP8 GEMMs of experts, and this plan has none: leave it out");
+           "is for experts with scaled GEMMs, and this plan has none: leave it out");
   }
   if (!is_blocks(plan.expert_dispatch) && !is_plain(plan.expert_dispatch, plan.activation)) {
     refuse("expert_dispatch", plan.expert_dispatch,
-           fmt::format("does not go to experts: choose '{}' or '{} pow2'", name_of(plan.activation),
-                       describe(blocks)));
+           fmt::format("does not go to experts: choose '{}'{}", name_of(plan.activation),
+                       has_scaled_gemms(plan)
+                           ? fmt::format(", '{}' or '{} pow2'", describe(blocks), describe(blocks))
+                           : ""));
   }
 }
 

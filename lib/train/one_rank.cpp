@@ -254,9 +254,7 @@ Nearness expected_nearness(const SmallRun& one, const SmallRun& other) {
   }
   // A sum in another order moves codes to their neighbours, and updates of small gradients, which
   // may be as large as others, to the other side of zero.
-  const double codes_may =
-      one.engine.model.moe.experts > 0 ? 0.4 : 0.2;  // tokens change experts too
-  constexpr double kHalves = 2e-2, kSingles = 2e-6, kFourBits = 0.6, kChange = 0.25;
+  constexpr double kCodes = 0.2, kHalves = 2e-2, kSingles = 2e-6, kFourBits = 0.6, kChange = 0.25;
   const PrecisionPlan& plan = other.engine.plan;
   const GemmPlan* const gemms[] = {&plan.fprop, &plan.dgrad, &plan.wgrad};
   const bool four_bits = std::ranges::any_of(gemms, [](const GemmPlan* gemm) {
@@ -267,11 +265,12 @@ Nearness expected_nearness(const SmallRun& one, const SmallRun& other) {
   const std::array formats = {parameter_formats(plan).gradient, plan.gradient_wire,
                               plain(plan.activation)};
   const double gradient = four_bits ? kFourBits
-                          : has_scaled_gemms(plan) || std::ranges::any_of(formats, codes)
-                              ? codes_may
-                          : std::ranges::any_of(formats, halves) ? kHalves
+                          : has_scaled_gemms(plan) || std::ranges::any_of(formats, codes) ? kCodes
+                          : std::ranges::any_of(formats, halves)                          ? kHalves
                                                                  : kSingles;
-  return {gradient, kChange};
+  // Tokens near a tie go to other experts.
+  const double with_experts = one.engine.model.moe.experts > 0 ? 3.0 : 1.0;
+  return {gradient * with_experts, kChange * with_experts};
 }
 
 std::optional<FirstDifference> first_difference(const TrainedModel& one, const TrainedModel& other,
