@@ -321,6 +321,15 @@ TEST_CASE("a dry run of experts that are alike counts each of them") {
   CHECK(alike.plan.saved_bytes <= each.plan.saved_bytes + 3 * 128 * 32 * 4);
 }
 
+TEST_CASE("the log of a dry run has the products of all experts and micro-batches") {
+  const DryRunStep step = logged_step(small_moe("fp32", 16), {});
+  double flops = 0;
+  for (const OpCall& call : step.calls) {
+    flops += static_cast<double>(call.times) * call.work.flops;
+  }
+  CHECK(flops == step.work.gemm_flops + step.work.attention_flops);
+}
+
 /// The share of choices that an evaluation drops of 1024 tokens for which all scores are equal, so
 /// that the first two of four experts are chosen.
 double dropped_of_equal_scores(double capacity_factor) {
