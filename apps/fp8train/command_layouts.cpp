@@ -90,9 +90,10 @@ void print_others(const LayoutSearch& found, const RankMemory& memory, const Set
   if (!found.too_large.empty()) {
     const Layout& smallest = found.too_large.front();
     const int64_t count = std::ssize(found.too_large) + found.larger;
-    print_fitted("{} do{} not fit into {}; the smallest of these needs {} ({})\n", count,
+    print_fitted("{} do{} not fit into {}; the smallest of these needs {}{} ({})\n", count,
                  count == 1 ? "es" : "", describe_bytes(memory.bytes),
-                 describe_bytes(smallest.bytes), keys_of(smallest, file));
+                 smallest.is_bound ? "at least " : "", describe_bytes(smallest.bytes),
+                 keys_of(smallest, file));
   }
   if (!found.indivisible.empty()) {
     print_fitted(

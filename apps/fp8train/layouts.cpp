@@ -176,14 +176,14 @@ class StageSearch {
       DryRunStep of_rank;
       if (!one_is_too_large) {
         of_rank = logged_step(engine, memory_.traits, topology_, rank, limit);
-        one_is_too_large = !fits(of_rank.memory.total());
+        one_is_too_large = of_rank.memory.total() > limit;
       }
       return of_rank;
     });
     const DryRunStep& step = runs.largest_run();
     layout.micro_batches = session.engine.step.gradient_accumulation_steps;
     layout.bytes = step.memory.total();
-    layout.is_bound = step.is_bound;
+    layout.is_bound = one_is_too_large && limit < SIZE_MAX;
     layout.plan = session.stages.size() > 1 ? step.plan_name : "";
     if (one_is_too_large) {
       return layout;
@@ -323,10 +323,11 @@ void add_scheduled(const StageSearch& search, size_t top, LayoutSearch& found) {
   }
 }
 
-/// Sorts layouts by memory. What the first one needs is known in the end, and not only at least.
+/// Sorts layouts by memory. Looks for what the first one needs, and not only at least.
 void find_smallest(const StageSearch& search, std::vector<Layout>& layouts) {
   std::ranges::stable_sort(layouts, {}, &Layout::bytes);
-  while (!layouts.empty() && layouts.front().is_bound) {
+  constexpr int kTries = 3;
+  for (int i = 0; i < kTries && !layouts.empty() && layouts.front().is_bound; ++i) {
     layouts.front() = search.plan(layouts.front().settings, nullptr, SIZE_MAX);
     std::ranges::stable_sort(layouts, {}, &Layout::bytes);
   }
@@ -358,7 +359,8 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
   const auto search_axes = [&] {
     for (const ParallelLayout& layout : axes) {
       const int64_t data = data_ranks(layout, ranks);
-      if (whole.step.decoder.offloads_saved && layout.pipeline > 1) {
+      const bool tries = whole.step.decoder.offloads_saved && !settings.step.decoder.offloads_saved;
+      if (tries && layout.pipeline > 1) {
         continue;  // has no implementation
       }
       if (sequences % data == 0) {

@@ -19,8 +19,8 @@ namespace fp8train {
 struct Layout {
   Settings settings;          ///< those of the run with the keys of this layout
   int64_t micro_batches = 1;  ///< of a rank in a step
-  size_t bytes = 0;           ///< memory of a rank, which does not fit if is_bound:
-  bool is_bound = false;      ///< the layout needs at least that
+  size_t bytes = 0;           ///< memory of a rank
+  bool is_bound = false;      ///< it needs at least that, and does not fit
   StepTime time;              ///< of an optimizer step
   double tokens_per_second = 0;
   double mfu = 0;  ///< model FLOPs over the GPU's rate of 16 bits

@@ -156,11 +156,14 @@ class Megatron : public Program {
  private:
   /// With sigmoids the scores of several experts are always divided by their sum.
   void finish_router() {
+    const YamlNode* const type = value_of(pass_.root(), "moe_router_load_balancing_type");
+    const bool is_off = type != nullptr && simplified(type->text) == "none";
     if (balance_) {
-      const YamlNode* const type = value_of(pass_.root(), "moe_router_load_balancing_type");
-      const bool is_off = type != nullptr && simplified(type->text) == "none";
       pass_.put("moe.balance_loss", *balance_,
                 is_off ? value("0", balance_->node) : balance_->node);
+    } else if (is_off && pass_.value_for("moe.balance_loss") == nullptr) {
+      pass_.put("moe.balance_loss", {.spelled = "moe_router_load_balancing_type", .node = *type},
+                value("0", *type));
     }
     const YamlNode* const score = pass_.value_for("model.scoring_func");
     const bool is_sigmoid = score != nullptr && score->text == "sigmoid";

@@ -172,7 +172,8 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
   run_first_steps(engine, batch, step);
   const StepPlan first = engine.high_water();
   const auto in_flight = static_cast<size_t>(settings.strategy.layout.pipeline);  // at most
-  if (limit - meta.ledger().total() < in_flight * first.saved_bytes + first.scratch_bytes) {
+  const size_t arenas = in_flight * first.saved_bytes + first.scratch_bytes;
+  if (ends() || limit - dry_run.memory.total() < arenas) {
     engine.reserve(first);
     if (ends()) {
       return dry_run;

@@ -48,6 +48,7 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
               .offloads = settings.optimizer.offloads}),
       scratch_(device, MemoryCategory::workspace),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
+  check_documents(settings, device.traits());
   if (settings.strategy.layout.tensor_parts > 0 && !counts_only(device) && !is_host(device)) {
     throw ConfigError(
         "parallelism.tensor_parts: only sums on the cpu have the same bits for any number of "
@@ -159,7 +160,8 @@ StepContext Engine::context(const MicroBatchMemory& memory, bool training,
           .sums_in_fp32 = settings_.strategy.layout.tensor_parts > 0,
           .context_ranks = context_ranks_.get(),
           .gathers_keys = settings_.strategy.layout.context_kind == ContextKind::gather,
-          .expert_ranks = expert_ranks_.get()};
+          .expert_ranks = expert_ranks_.get(),
+          .counted_rows = training ? 0 : counted_rows_};
 }
 
 void Engine::weights_changed() {

@@ -289,8 +289,9 @@ class Engine {
   Tensor gathered_loads_;  // loads_of_ranks(), of several
   Buffer loss_history_;    // Totals of each step since take_losses()
   int64_t stored_losses_ = 0;
-  int64_t micro_batch_ = 0;  // in its step
-  bool plain_ = false;       // no GEMM of the last step was scaled
+  int64_t micro_batch_ = 0;   // in its step
+  int64_t counted_rows_ = 0;  // StepContext::counted_rows of an evaluation
+  bool plain_ = false;        // no GEMM of the last step was scaled
   // There is one recording for each form of a micro-batch, and of the update (with or without
   // statistics).
   std::map<Form, RepeatedWork> micro_batches_;

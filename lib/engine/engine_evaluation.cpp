@@ -1,6 +1,9 @@
 // Passes of an Engine that train nothing.
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "base/math.h"
 #include "engine/engine.h"
 #include "engine/pipeline_stage.h"
 
@@ -14,7 +17,15 @@ void Engine::begin_evaluation() {
 }
 
 void Engine::evaluate(const Batch& batch) {
+  // Rows behind the last sample have no targets.
+  const auto target = std::find_if(batch.targets.rbegin(), batch.targets.rend(),
+                                   [](int32_t id) { return id != kIgnoredTarget; });
+  const int64_t rows = batch.targets.empty()
+                           ? batch.rows
+                           : ceil_div<int64_t>(batch.targets.rend() - target, batch.columns);
+  counted_rows_ = rows * batch.columns / settings_.strategy.layout.context;
   run_batch(batch, nullptr);
+  counted_rows_ = 0;
 }
 
 LossReport Engine::evaluation_loss() {

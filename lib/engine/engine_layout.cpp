@@ -88,6 +88,16 @@ ExpertShare expert_share(const EngineSettings& settings, const Mesh& mesh, bool 
   return share;
 }
 
+void check_documents(const EngineSettings& settings, const DeviceTraits& traits) {
+  if (settings.masks_documents && traits.fp8_gemm_by_library &&
+      settings.plan.attention.gemms() != Fp8Attention::none) {
+    throw DeviceError(
+        "fp8.attention: on a GPU it has no masks of documents; take another data.packing, or "
+        "remove "
+        "the key");
+  }
+}
+
 TensorShare tensor_share(const EngineSettings& settings, const Mesh& mesh) {
   const TensorShare share = {mesh.index(Axis::tensor), mesh.size(Axis::tensor),
                              settings.strategy.layout.parts_of_rank()};

@@ -112,6 +112,9 @@ struct StepContext {
   bool gathers_keys = false;  ///< they gather keys and values instead
   /// The ranks that have different experts of each layer; null: this one has all.
   RankExchange* expert_ranks = nullptr;
+  /// In an evaluation: the first so many rows, before tensor ranks divide them, are of samples, and
+  /// the choices of their tokens count. 0: none does.
+  int64_t counted_rows = 0;
 
   /// Returns what positions of this rank's rows count from; empty: the begin of a sequence.
   ConstView starts_of_rows() const { return row_starts.empty() ? document_starts : row_starts; }

@@ -257,9 +257,12 @@ void Moe::forward(const StepContext& context, const InputTensor& x, View y, Save
   saved.sources = stored(DType::i32, {slots});
   saved.outputs = stored(y.dtype, {slots, width});
   choose(context, saved, rows_of_expert);
-  if (!context.training && !untrained_loads_.empty()) {
+  const int64_t before = context.tensor_ranks == nullptr ? 0 : rows * context.tensor_ranks->rank();
+  if (const int64_t counted = std::clamp<int64_t>(context.counted_rows - before, 0, rows);
+      counted > 0 && !untrained_loads_.empty()) {
     const View counts = allocate(*context.scratch, DType::f32, {1, shape_.experts});
-    count_choices(context, saved, counts, untrained_loads_);
+    ops::count_choices(context.stream, rows_of(saved.chosen, 0, counted), counts);
+    ops::add_loads(context.stream, counts, rows_of_expert, untrained_loads_);
   }
   const View inputs = allocate(memory_of_inputs(context), y.dtype, {slots, width});
   ops::send_rows(context.stream, saved.x, saved.sources, saved.probabilities, false, inputs);
@@ -285,16 +288,6 @@ void Moe::forward(const StepContext& context, const InputTensor& x, View y, Save
                                     .y = y});
 }
 
-/// Counts the choices of experts in each of the sequences of `counts`, [sequences, E], and adds
-/// them to `loads`.
-void Moe::count_choices(const StepContext& context, const Saved& saved, const View& counts,
-                        const View& loads) const {
-  ops::count_choices(context.stream, saved.chosen, counts);
-  if (!loads.empty()) {
-    ops::add_loads(context.stream, counts, saved.sources.count() / shape_.experts, loads);
-  }
-}
-
 /// Returns the choices in the sequences of which this rank has rows, [sequences, E], of all ranks
 /// that have some, where the balance loss reads them; and the number of these ranks. Adds to the
 /// loads.
@@ -307,7 +300,10 @@ std::pair<View, int64_t> Moe::count(const StepContext& context, int64_t batch,
   const int64_t first = rows == nullptr ? 0 : batch * rows->rank() / ranks;
   const View counts = rows_of(all, first, own);
   ops::fill(context.stream, all, 0.0F);
-  count_choices(context, saved, counts, loads_);
+  ops::count_choices(context.stream, saved.chosen, counts);
+  if (!loads_.empty()) {
+    ops::add_loads(context.stream, counts, saved.sources.count() / shape_.experts, loads_);
+  }
   if (balances() && ranks > batch) {
     rows->sum(context, all);
   }

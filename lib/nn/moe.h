@@ -11,7 +11,7 @@
 // these make of them. What is dropped does not depend on the number of ranks.
 //
 // The router computes in fp32, and the forward pass that is run again for backward makes the same
-// choices. Choices are counted in backward, which runs once.
+// choices. Choices are counted in backward, which runs once, or in an evaluation.
 
 #include <cstdint>
 #include <optional>
@@ -96,8 +96,6 @@ class Moe {
   bool balances() const { return settings_.balance_loss != 0.0; }
   std::pair<View, int64_t> count(const StepContext& context, int64_t batch,
                                  const Saved& saved) const;
-  void count_choices(const StepContext& context, const Saved& saved, const View& counts,
-                     const View& loads) const;
   View backward_of_router(const StepContext& context, ConstView dy, int64_t batch,
                           const Saved& saved) const;
 

@@ -1,8 +1,8 @@
 #pragma once
-// The scales of a model's quantized tensors. Every scaled tensor role of every linear layer has a
-// slot: an amax, a scale, its reciprocal, a history if the policy is delayed, and sampled
-// statistics. All of it lives on the device and belongs to the ScalingState; the host reads it only
-// for metrics, checkpoints and the ends of first windows.
+// The scales of a model's quantized tensors. Every scaled tensor role of every linear layer, and of
+// attention in FP8, has a slot: an amax, a scale, its reciprocal, a history if the policy is
+// delayed, and sampled statistics. All of it lives on the device and belongs to the ScalingState;
+// the host reads it only for metrics, checkpoints and the ends of first windows.
 
 #include <memory>
 #include <optional>

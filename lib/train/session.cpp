@@ -297,7 +297,9 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .loss_history = settings.training.spike_threshold > 0 ? kLossHistory : 0};
   engine.strategy = strategy_settings(settings, model, engine.plan);
   check_batch(engine);
-  if (model.moe.experts == 0 && settings.step.decoder.moe != MoeSettings{}) {
+  if (model.moe.experts == 0 && settings.model.from.empty()) {
+    engine.step.decoder.moe = {};  // a preset may have had some
+  } else if (model.moe.experts == 0 && settings.step.decoder.moe != MoeSettings{}) {
     throw ConfigError("moe: the model has no experts; remove the section");
   }
   if (settings.precision.recompute_swiglu.value_or(false) && model.mlp != MlpKind::swiglu) {

@@ -86,7 +86,7 @@ TEST_CASE("keys of experts that are unknown, or that say something twice, are re
   CHECK_THAT(error(", first_k_dense_replace: 1, mlp_only_layers: [1]", ""),
              Contains("model.first_k_dense_replace: model.dense_layers describes the same"));
   CHECK_THAT(error(", lora: {rank: 4, targets: []}", ""),
-             Contains("model.lora.targets: is empty, so that nothing would be trained"));
+             Contains("model.lora.targets: is empty; name layers"));
 }
 
 }  // namespace

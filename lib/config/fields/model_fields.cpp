@@ -222,7 +222,7 @@ void check_lora(const CheckContext& at) {
   const bool is_on = settings.model.config.lora.is_on() || at.has("model.lora.from");
   const bool is_default = at.field.write(settings) == at.field.write(Settings());
   if (at.field.key == "model.lora.targets" && at.is_given() && is_default) {
-    at.complain("is empty, so that nothing would be trained; name layers, or leave it out");
+    at.complain("is empty; name layers, or leave it out for q_proj and v_proj");
   } else if (!is_default && !is_on && at.usable("model.lora.rank")) {
     at.complain("has no effect without model.lora.rank, which turns adapters on");
   }

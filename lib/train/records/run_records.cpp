@@ -212,9 +212,13 @@ JsonObject loads_by_layer(const ExpertLoads& loads) {
     const auto all = std::accumulate(choices.begin(), choices.end(), int64_t{0});
     std::vector<int64_t> percent;
     for (const int64_t of_expert : choices) {
-      percent.push_back(all == 0 ? 0 : 100 * of_expert * std::ssize(choices) / all);
+      const double of_mean =
+          static_cast<double>(of_expert * std::ssize(choices)) / static_cast<double>(all);
+      percent.push_back(of_expert == 0 ? 0 : std::max<int64_t>(std::llround(100 * of_mean), 1));
     }
-    layers.add(fmt::to_string(layer), percent);
+    if (all > 0) {  // layers below the lowest that is trained count none
+      layers.add(fmt::to_string(layer), percent);
+    }
   }
   return layers;
 }

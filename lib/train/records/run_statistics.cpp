@@ -85,6 +85,9 @@ std::string complaint(const SlotReport& report) {
 }
 
 std::string advice(const SlotReport& report) {
+  if (report.slot->layer.ends_with(".attention")) {
+    return "take fp8.attention: forward, or false";
+  }
   std::string exempt =
       fmt::format("keep the layer in high precision (fp8.exempt: [{}])", report.slot->layer);
   if (report.slot->format.block != per::tensor) {

@@ -149,9 +149,10 @@ std::optional<Finding> first_gradient(Engine& engine) {
   return std::nullopt;
 }
 
-/// The largest magnitudes that casts have noted, where they are this rank's own. Roles begin with
-/// x, w or dy; what dy says comes too late for the layer that it arose in, but names the product.
-std::optional<Finding> first_cast(Engine& engine, const char* role_letter, Role role) {
+/// The largest magnitudes that casts have noted, where they are this rank's own. Roles of weights
+/// begin with w and those of gradients with d; what dy says comes too late for the layer that it
+/// arose in, but names the product.
+std::optional<Finding> first_cast(Engine& engine, Role role) {
   const ScalingState& scaling = engine.model().scaling();
   if (scaling.empty() || (engine.mesh().world_size() > 1 && scaling.keeps_state())) {
     return std::nullopt;
@@ -160,7 +161,8 @@ std::optional<Finding> first_cast(Engine& engine, const char* role_letter, Role 
   const auto* base = scaling.amax().as<float>();
   std::optional<Finding> first;
   for (const auto& slot : scaling.slots()) {
-    if (!slot->role.starts_with(role_letter)) {
+    const bool is_gradient = slot->role.starts_with('d');
+    if (is_gradient != (role == Role::gradient) || slot->role.starts_with('w')) {
       continue;
     }
     const float value = amax[static_cast<size_t>(slot->amax - base)];
@@ -176,7 +178,7 @@ std::optional<Finding> first_cast(Engine& engine, const char* role_letter, Role 
 
 Finding first_of_rank(Engine& engine, const std::function<Batch()>& next) {
   // Before the pass forward, which casts activations anew.
-  const std::optional<Finding> cast = first_cast(engine, "x", Role::activation);
+  const std::optional<Finding> cast = first_cast(engine, Role::activation);
   const std::optional<Finding> weight = first_weight(engine);
   FirstActivation activation(engine.device(), engine.model().part());
   // Collective in some layouts: whatever has been found.
@@ -186,7 +188,7 @@ Finding first_of_rank(Engine& engine, const std::function<Batch()>& next) {
   }
   for (const std::optional<Finding>& finding :
        {weight, activation.finding(), cast, first_gradient(engine),
-        first_cast(engine, "dy", Role::gradient)}) {
+        first_cast(engine, Role::gradient)}) {
     if (finding) {
       return *finding;
     }
