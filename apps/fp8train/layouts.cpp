@@ -67,8 +67,7 @@ void add_context_sizes(const ParallelLayout& one, const ModelConfig& model, int6
   }
 }
 
-/// Each layout with experts on every rank (or as few ranks as share layers), on those of a node,
-/// and on as many as there are.
+/// Each layout with all experts on a rank, with a part on each of a node, and on as many as can be.
 std::vector<ParallelLayout> with_expert_sizes(const std::vector<ParallelLayout>& layouts,
                                               int64_t experts, int64_t ranks, int64_t of_node) {
   std::vector<ParallelLayout> all;
@@ -159,9 +158,7 @@ class StageSearch {
       Layout layout = plan(with_micro_batch(size), &found.scheduled, limit());
       is_too_large = !fits(layout.bytes);
       (is_too_large ? found.too_large : found.fitting).push_back(std::move(layout));
-      if (found.tried) {
-        found.tried(found);
-      }
+      found.tried(found);
     }
     return found.fitting.size() > fitting;
   }
@@ -326,8 +323,7 @@ void add_scheduled(const StageSearch& search, size_t top, LayoutSearch& found) {
 /// Sorts layouts by memory. Looks for what the first one needs, and not only at least.
 void find_smallest(const StageSearch& search, std::vector<Layout>& layouts) {
   std::ranges::stable_sort(layouts, {}, &Layout::bytes);
-  constexpr int kTries = 3;
-  for (int i = 0; i < kTries && !layouts.empty() && layouts.front().is_bound; ++i) {
+  for (int tries = 0; tries < 3 && !layouts.empty() && layouts.front().is_bound; ++tries) {
     layouts.front() = search.plan(layouts.front().settings, nullptr, SIZE_MAX);
     std::ranges::stable_sort(layouts, {}, &Layout::bytes);
   }

@@ -39,7 +39,7 @@ struct LayoutSearch {
   int64_t larger = 0;                ///< others, which need more than some of too_large
   std::vector<std::string> refused;  ///< why other combinations cannot run
   std::vector<int64_t> indivisible;  ///< replicas among which a step's sequences are not divided
-  std::function<void(const LayoutSearch&)> tried;  ///< called after each dry run; may be empty
+  std::function<void(const LayoutSearch&)> tried;  ///< called after each dry run
 };
 
 /// Searches the layouts of a run; a step has the same tokens in all of them. `memory` is that of a
@@ -49,9 +49,10 @@ struct LayoutSearch {
 /// the optimizer move to the host's memory only where nothing fits otherwise, and activations where
 /// nothing fits without the recomputation of whole blocks. `tried`: called after each dry run.
 /// Throws what open_session() throws if no combination can run.
-LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks,
-                            int64_t top, int64_t micro_batch_size = 0,
-                            const std::function<void(const LayoutSearch&)>& tried = {});
+LayoutSearch search_layouts(
+    const Settings& settings, const RankMemory& memory, int ranks, int64_t top,
+    int64_t micro_batch_size = 0,
+    const std::function<void(const LayoutSearch&)>& tried = [](const LayoutSearch&) {});
 
 /// Returns the keys that a search varies with the layout's values: "parallelism.zero_stage=1 ..",
 /// and others where they differ from those of `file`.

@@ -23,7 +23,7 @@ constexpr const char* kNoQuantizedZero =
 constexpr ForeignKey kTopLevelKeys[] = {
     {"train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps fp16 bf16 "
      "bfloat16 torch_autocast zero_optimization msamp communication_data_type data_types "
-     "compression_training tensor_parallel pipeline activation_checkpointing",
+     "compression_training tensor_parallel pipeline",
      Meaning::special},
     {"gradient_clipping", Meaning::ours, "optimizer.grad_clip"},
     {"steps_per_print", Meaning::ours, "logging.interval"},
@@ -36,20 +36,12 @@ constexpr ForeignKey kTopLevelKeys[] = {
 constexpr ForeignTable kTopLevel = {
     kTopLevelKeys,
     "compile prescale_gradients gradient_predivide_factor fp32_allreduce "
-    "seq_parallel_communication_data_type disable_allgather aio "
+    "seq_parallel_communication_data_type disable_allgather activation_checkpointing aio "
     "autotuning checkpoint comms_logger comet csv_monitor cuda_visible_devices "
     "dataloader_drop_last dump_state flops_profiler hybrid_engine load_universal_checkpoint "
     "memory_breakdown nebula tensorboard timers use_data_before_expert_parallelism "
     "use_node_local_storage vocabulary_size wall_clock_breakdown wandb "
     "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer"};
-
-constexpr ForeignValue kOnHost[] = {{"true", Fate::ours, "true"}, {"false", Fate::ours, "false"}};
-constexpr ForeignKey kActivationKeys[] = {
-    {"cpu_checkpointing", Meaning::values, "offload.activations", kOnHost}};
-constexpr ForeignTable kActivations = {
-    kActivationKeys,
-    "partition_activations contiguous_memory_optimization number_checkpoints "
-    "synchronize_checkpoint_boundary profile"};
 
 constexpr ForeignValue kMicsSize[] = {{"1", Fate::ignored}, {"*"}};  // "-1" is off
 constexpr ForeignKey kZeroKeys[] = {
@@ -194,8 +186,6 @@ class DeepSpeed : public Program {
       accumulation_ = it;
     } else if (name == "zero_optimization") {
       pass_.section(it, kZero, "stage3_");
-    } else if (name == "activation_checkpointing") {
-      pass_.section(it, kActivations, "");
     } else if (name == "compression_training") {
       pass_.complain(it, fmt::format("{}; remove it", kOtherTraining));
     } else if (name == "tensor_parallel") {

@@ -135,77 +135,107 @@ void run_first_steps(Engine& engine, const Batch& batch,
   step(0, false);
 }
 
+/// A rank of a run on a meta device.
+class RankDryRun {
+ public:
+  RankDryRun(MetaDevice& meta, const EngineSettings& settings, const Repeated& repeated,
+             const Topology& ranks, int rank)
+      : meta_(meta),
+        repeated_(repeated),
+        comm_(make_dry_run(ranks, rank)),
+        engine_(meta, settings, comm_.get()) {
+    // The tokens of this batch are never read: there may be more than this machine holds.
+    batch_.rows = settings.step.micro_batch_size;
+    batch_.columns = settings.step.seq_length;
+  }
+
+  /// Takes a step's memory, and counts its work. Ends where a rank needs more than `limit`.
+  DryRunStep run(bool logged, size_t limit) {
+    if (exceeds(limit)) {
+      return std::move(dry_run_);
+    }
+    run_first_steps(engine_, batch_,
+                    [this](int64_t index, bool collects) { step(index, collects); });
+    const StepPlan first = engine_.high_water();
+    const auto in_flight =
+        static_cast<size_t>(engine_.settings().strategy.layout.pipeline);  // at most
+    const size_t arenas = in_flight * first.saved_bytes + first.scratch_bytes;
+    if (exceeds(limit) || limit - dry_run_.memory.total() < arenas) {
+      engine_.reserve(first);
+      if (exceeds(limit)) {
+        return std::move(dry_run_);
+      }
+    }
+    count_step(logged);
+    engine_.evaluate(batch_);
+    dry_run_.plan = engine_.high_water();
+    engine_.reserve(dry_run_.plan);
+    if (comm_->size() > 1 && meta_.traits().library_workspace > 0) {
+      dry_run_.nccl_bytes = kNcclBytes;
+      meta_.ledger().add(MemoryCategory::communication, kNcclBytes);
+    }
+    dry_run_.memory = meta_.ledger();
+    dry_run_.state_copy = engine_.settings().trains ? state_copy_bytes(engine_) : 0;
+    return std::move(dry_run_);
+  }
+
+ private:
+  bool exceeds(size_t limit) {
+    dry_run_.memory = meta_.ledger();
+    dry_run_.is_bound = dry_run_.memory.total() > limit;
+    return dry_run_.is_bound;
+  }
+
+  Counted counted() const {
+    return {meta_.counters(), comm_->traffic(), engine_.sent_by_layers(), dry_run_.calls.size()};
+  }
+
+  void step(int64_t index, bool collects_statistics) {
+    begins_.clear();
+    const auto next = [&]() -> const Batch& {
+      begins_.push_back(counted());
+      return batch_;
+    };
+    if (engine_.settings().trains) {
+      engine_.step(next, index, 0.0, collects_statistics);
+    }
+  }
+
+  void count_step(bool logged) {
+    meta_.counters() = {};
+    const Counted before = counted();
+    {
+      std::optional<CallLog> log;
+      if (logged) {
+        log.emplace(meta_, dry_run_.calls);
+      }
+      step(0, false);
+    }
+    Counted whole = counted();
+    if (repeated_.times > 0 && begins_.size() > repeated_.end) {
+      add_times(whole, begins_[repeated_.first], begins_[repeated_.end], repeated_.times);
+    }
+    finish_log(dry_run_.calls, begins_, repeated_);
+    dry_run_.work = whole.work;
+    dry_run_.sent = difference(whole.sent, before.sent);
+    dry_run_.sent_by_layers = difference(whole.by_layers, before.by_layers);
+  }
+
+  MetaDevice& meta_;
+  Repeated repeated_;
+  std::unique_ptr<Communicator> comm_;
+  Engine engine_;
+  Batch batch_;
+  std::vector<Counted> begins_;  ///< of the micro-batches of a step
+  DryRunStep dry_run_;
+};
+
 DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology& ranks, int rank,
                       bool logged = false, size_t limit = SIZE_MAX) {
   const Repeated repeated = repeated_part(settings);
   settings.step.gradient_accumulation_steps -=
       repeated.times * static_cast<int64_t>(repeated.end - repeated.first);
-  const std::unique_ptr<Communicator> comm = make_dry_run(ranks, rank);
-  Engine engine(meta, settings, comm.get());
-  Batch batch;
-  batch.rows = settings.step.micro_batch_size;
-  batch.columns = settings.step.seq_length;
-  DryRunStep dry_run;
-  const auto ends = [&] {
-    dry_run.memory = meta.ledger();
-    dry_run.is_bound = dry_run.memory.total() > limit;
-    return dry_run.is_bound;
-  };
-  if (ends()) {
-    return dry_run;
-  }
-  // The tokens of this batch are never read: there may be more than this machine holds.
-  std::vector<Counted> begins;  // of the micro-batches of a step
-  const auto counted = [&] {
-    return Counted{meta.counters(), comm->traffic(), engine.sent_by_layers(), dry_run.calls.size()};
-  };
-  const auto step = [&](int64_t index, bool collects_statistics) {
-    begins.clear();
-    const auto next = [&]() -> const Batch& {
-      begins.push_back(counted());
-      return batch;
-    };
-    if (settings.trains) {
-      engine.step(next, index, 0.0, collects_statistics);
-    }
-  };
-  run_first_steps(engine, batch, step);
-  const StepPlan first = engine.high_water();
-  const auto in_flight = static_cast<size_t>(settings.strategy.layout.pipeline);  // at most
-  const size_t arenas = in_flight * first.saved_bytes + first.scratch_bytes;
-  if (ends() || limit - dry_run.memory.total() < arenas) {
-    engine.reserve(first);
-    if (ends()) {
-      return dry_run;
-    }
-  }
-  meta.counters() = {};
-  const Counted before = counted();
-  {
-    std::optional<CallLog> log;
-    if (logged) {
-      log.emplace(meta, dry_run.calls);
-    }
-    step(0, false);
-  }
-  Counted whole = counted();
-  if (repeated.times > 0 && begins.size() > repeated.end) {
-    add_times(whole, begins[repeated.first], begins[repeated.end], repeated.times);
-  }
-  finish_log(dry_run.calls, begins, repeated);
-  dry_run.work = whole.work;
-  dry_run.sent = difference(whole.sent, before.sent);
-  dry_run.sent_by_layers = difference(whole.by_layers, before.by_layers);
-  engine.evaluate(batch);
-  dry_run.plan = engine.high_water();
-  engine.reserve(dry_run.plan);
-  if (ranks.size() > 1 && meta.traits().library_workspace > 0) {
-    dry_run.nccl_bytes = kNcclBytes;
-    meta.ledger().add(MemoryCategory::communication, kNcclBytes);
-  }
-  dry_run.memory = meta.ledger();
-  dry_run.state_copy = settings.trains ? state_copy_bytes(engine) : 0;
-  return dry_run;
+  return RankDryRun(meta, settings, repeated, ranks, rank).run(logged, limit);
 }
 
 }  // namespace

@@ -1,12 +1,30 @@
 // The loads of experts, as an Engine sees them.
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "comm/communicator.h"
 #include "engine/engine.h"
 
 namespace fp8train {
+
+std::vector<std::pair<size_t, std::vector<int64_t>>> ExpertLoads::percent_by_layer() const {
+  std::vector<std::pair<size_t, std::vector<int64_t>>> layers;
+  for (size_t layer = 0; layer < choices.size(); ++layer) {
+    const auto all = std::accumulate(choices[layer].begin(), choices[layer].end(), int64_t{0});
+    std::vector<int64_t> percent;
+    for (const int64_t own : choices[layer]) {
+      const double of_mean = static_cast<double>(own * std::ssize(choices[layer])) /
+                             static_cast<double>(std::max<int64_t>(all, 1));
+      percent.push_back(own == 0 ? 0 : std::max<int64_t>(std::llround(100 * of_mean), 1));
+    }
+    if (all > 0) {
+      layers.emplace_back(layer, std::move(percent));
+    }
+  }
+  return layers;
+}
 
 void Engine::clear_step() {
   clear_totals(kTrainingTotals);

@@ -1,7 +1,9 @@
 #pragma once
 // How the tokens of a step were divided among experts.
 
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace fp8train {
@@ -14,6 +16,10 @@ struct ExpertLoads {
   double most = 0, least = 0;
   /// Of each expert in this rank's blocks with experts, [blocks][experts].
   std::vector<std::vector<int64_t>> choices;
+
+  /// Returns the choices of each expert in percent of the mean of its block, and the number of the
+  /// block among those with experts. Blocks below the lowest that is trained have none.
+  std::vector<std::pair<size_t, std::vector<int64_t>>> percent_by_layer() const;
 };
 
 }  // namespace fp8train

@@ -123,13 +123,6 @@ TEST_CASE("what Accelerate says and cannot be had is refused") {
                            "zero_optimization: {stage: 3, offload_param: {device: cpu}}"}) {
     CHECK(load_foreign(kBase + "steps_per_print: 5\n" + said + "\n").optimizer.offloads);
   }
-  for (const bool on_host : {false, true}) {
-    CHECK(load_foreign(kBase +
-                       "steps_per_print: 5\nactivation_checkpointing: "
-                       "{partition_activations: true, cpu_checkpointing: " +
-                       (on_host ? "true" : "false") + "}\n")
-              .step.decoder.offloads_saved == on_host);
-  }
   const Settings megatron =
       load_foreign(kBase +
                    "optimizer_cpu_offload: true\nrecompute_granularity: selective\n"

@@ -2,6 +2,8 @@
 // An engine of the small model on the cpu, as tests train it.
 
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "engine/dry_run.h"
@@ -38,5 +40,18 @@ struct TrainedEngine {
   }
   std::vector<float> weights() { return test::values_of(*device, engine.model().parameters()); }
 };
+
+inline Parameter& named(Engine& engine, const std::string& name) {
+  for (const auto& parameter : engine.model().parameters().all()) {
+    if (parameter->name == name) {
+      return *parameter;
+    }
+  }
+  throw std::invalid_argument("no parameter " + name);
+}
+
+inline std::vector<float> gradient_of(TrainedEngine& engine, const std::string& name) {
+  return gradient_of(*engine.device, named(engine.engine, name));
+}
 
 }  // namespace fp8train::test

@@ -28,9 +28,7 @@ using fe::graph::Tensor_attributes;
 using Tensor = std::shared_ptr<Tensor_attributes>;
 
 constexpr size_t kLeastVersion = 90800;  // device properties; deterministic backward on sm_100
-// NVIDIA/TransformerEngine, d0067d0, pytorch/attention/dot_product_attention/utils.py
-constexpr size_t kDeterministicCodes = 91900;
-
+constexpr size_t kDeterministicCodes = 91900;  // TransformerEngine, d0067d0, fused_attn_fp8.cu
 constexpr int64_t kQ = 1, kK = 2, kV = 3, kOut = 4, kLogSumExp = 5, kDout = 6, kDq = 7, kDk = 8,
                   kDv = 9, kQInv = 10, kKInv = 11, kVInv = 12, kOutInv = 13, kDoutInv = 14,
                   kProbabilitiesScale = 15, kProbabilitiesInv = 16, kScoresScale = 17,
@@ -329,8 +327,8 @@ class Library final : public SdpaLibrary {
 
  private:
   std::unique_ptr<SdpaPlan> build_plan(const SdpaProblem& problem, std::string& why_not) const {
-    if (problem.codes && problem.backward && problem.shape.deterministic &&
-        fe::detail::get_backend_version() < kDeterministicCodes) {
+    const bool is_old = fe::detail::get_backend_version() < kDeterministicCodes;
+    if (is_old && problem.codes && problem.backward && problem.shape.deterministic) {
       why_not = "a deterministic backward pass in FP8 needs cuDNN 9.19";
       return nullptr;
     }

@@ -25,9 +25,8 @@ namespace {
 
 /// "model.hidden_size: was 64, is 128", a line for each key.
 std::vector<std::string> model_changes(const ModelConfig& saved, const ModelConfig& current) {
-  constexpr size_t kMostNamed = 8;
-  Settings before;
-  Settings now;
+  constexpr size_t kNamed = 8;
+  Settings before, now;
   before.model.config = saved;
   now.model.config = current;
   const auto text = [](const std::string& value) { return value.empty() ? "not set" : value; };
@@ -42,9 +41,9 @@ std::vector<std::string> model_changes(const ModelConfig& saved, const ModelConf
   if (changes.empty()) {
     changes.emplace_back("the model differs in a property that has no key");
   }
-  if (changes.size() > kMostNamed) {
-    const size_t left = changes.size() - kMostNamed;
-    changes.resize(kMostNamed);
+  if (changes.size() > kNamed) {
+    const size_t left = changes.size() - kNamed;
+    changes.resize(kNamed);
     changes.push_back(fmt::format("and {} more", left));
   }
   return changes;
@@ -68,13 +67,13 @@ class RunComparison {
 
   void compare_model(const std::filesystem::path& folder) {
     const std::string where = (folder / "config.json").string();
-    const HfConfig read = parse_hf_config(read_checkpoint_text(folder, "config.json"), where);
-    ModelConfig saved = completed(read.model);
+    ModelConfig saved =
+        completed(parse_hf_config(read_checkpoint_text(folder, "config.json"), where).model);
     const ModelConfig& current = session_.engine.model;
     if (holds_adapters(folder)) {
       saved.lora = read_adapter_folder(folder).lora;
       saved.lora.targets = peft_targets(saved);
-      saved.lora.base = current.lora.base;
+      saved.lora.base = parse_format(state_.value("lora_base", describe(current.lora.base)));
     }
     changed_model = !same_computation(saved, current);
     if (changed_model) {
@@ -381,10 +380,6 @@ SameRun check_same_run(const nlohmann::json& state, const Session& session, Deco
   RunComparison comparison(state, session);
   comparison.compare_model(folder);
   comparison.compare_plan(model);
-  if (const ModelConfig& now = session.engine.model;
-      now.lora.is_on() && state.contains("lora_base")) {
-    comparison.compare("lora_base", describe(now.lora.base), "model.lora.base");
-  }
   comparison.compare("optimizer", session.engine.optimizer.name, "optimizer.name");
   comparison.compare("seed", session.settings.step.seed, "training.seed");
   comparison.compare("seq_length", session.engine.step.seq_length, "data.seq_length");

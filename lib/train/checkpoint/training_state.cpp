@@ -29,10 +29,6 @@ double finite_or_zero(double value) {
   return std::isfinite(value) ? value : 0.0;
 }
 
-bool is_possible(const Rollback& one) {
-  return one.to_step >= 0 && one.to_step < one.from_step && one.first_sample <= one.end_sample;
-}
-
 /// Adds the rollbacks, the window of losses and the checks that are still to come.
 void add_divergence(nlohmann::ordered_json& json, const TrainingState& state) {
   json["is_scheduled"] = state.is_scheduled;
@@ -69,7 +65,8 @@ void read_divergence(const nlohmann::json& json, const std::string& where, Train
                                .first_sample = whole_number<uint64_t>(one, "first_sample", where),
                                .end_sample = whole_number<uint64_t>(one, "end_sample", where),
                                .kind = one.at("kind").get<std::string>()});
-    if (!is_possible(state.rollbacks.back())) {
+    const Rollback& made = state.rollbacks.back();
+    if (made.to_step < 0 || made.to_step >= made.from_step || made.first_sample > made.end_sample) {
       throw CheckpointError(
           fmt::format("{}: rollbacks: {} is none that a run can have made", where, one.dump()));
     }

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <future>
-#include <numeric>
 #include <system_error>
 #include <thread>
 
@@ -200,36 +199,17 @@ JsonObject by_stage(const std::vector<double>& shares) {
   return stages;
 }
 
-}  // namespace
-
-namespace {
-
-/// The choices of each expert in percent of the mean of its layer, by layer.
-JsonObject loads_by_layer(const ExpertLoads& loads) {
-  JsonObject layers;
-  for (size_t layer = 0; layer < loads.choices.size(); ++layer) {
-    const std::vector<int64_t>& choices = loads.choices[layer];
-    const auto all = std::accumulate(choices.begin(), choices.end(), int64_t{0});
-    std::vector<int64_t> percent;
-    for (const int64_t of_expert : choices) {
-      const double of_mean =
-          static_cast<double>(of_expert * std::ssize(choices)) / static_cast<double>(all);
-      percent.push_back(of_expert == 0 ? 0 : std::max<int64_t>(std::llround(100 * of_mean), 1));
-    }
-    if (all > 0) {  // layers below the lowest that is trained count none
-      layers.add(fmt::to_string(layer), percent);
-    }
-  }
-  return layers;
-}
-
 void add_loads(MetricLine& line, const ExpertLoads& loads, bool by_layer) {
   line.add("experts_dropped_percent", rounded(100.0 * loads.dropped))
       .add("experts_padding_percent", rounded(100.0 * loads.padding))
       .add("expert_load_most", rounded(loads.most))
       .add("expert_load_least", rounded(loads.least));
   if (by_layer) {
-    line.add("expert_loads", loads_by_layer(loads));
+    JsonObject layers;
+    for (const auto& [layer, percent] : loads.percent_by_layer()) {
+      layers.add(fmt::to_string(layer), percent);
+    }
+    line.add("expert_loads", layers);
   }
 }
 
