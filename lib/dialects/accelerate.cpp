@@ -15,7 +15,7 @@
 namespace fp8train::dialects {
 namespace {
 
-using namespace accelerate;
+using namespace accelerate_keys;
 using Kind = YamlNode::Kind;
 
 bool is_section(std::string_view name) {

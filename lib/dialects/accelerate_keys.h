@@ -5,7 +5,7 @@
 
 #include "dialects/pass.h"
 
-namespace fp8train::dialects::accelerate {
+namespace fp8train::dialects::accelerate_keys {
 
 using Meaning = ForeignKey::Meaning;
 using Fate = ForeignValue::Fate;
@@ -152,4 +152,4 @@ constexpr ForeignTable kParallelism = {kParallelismKeys,
                                        "sp_seq_length_is_variable sp_attn_implementation"};
 constexpr ForeignKey kTensorParallelKeys[] = {{"tp_size", Meaning::ours, "parallelism.tensor"}};
 
-}  // namespace fp8train::dialects::accelerate
+}  // namespace fp8train::dialects::accelerate_keys

@@ -28,7 +28,7 @@ using fe::graph::Tensor_attributes;
 using Tensor = std::shared_ptr<Tensor_attributes>;
 
 constexpr size_t kLeastVersion = 90800;  // device properties; deterministic backward on sm_100
-constexpr size_t kDeterministicCodes = 91900;  // TransformerEngine, d0067d0, fused_attn_fp8.cu
+constexpr size_t kDeterministicCodes = 91900;  // (TransformerEngine, d0067d0, fused_attn_fp8.cu)
 constexpr int64_t kQ = 1, kK = 2, kV = 3, kOut = 4, kLogSumExp = 5, kDout = 6, kDq = 7, kDk = 8,
                   kDv = 9, kQInv = 10, kKInv = 11, kVInv = 12, kOutInv = 13, kDoutInv = 14,
                   kProbabilitiesScale = 15, kProbabilitiesInv = 16, kScoresScale = 17,
