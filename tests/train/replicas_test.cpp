@@ -40,10 +40,10 @@ TEST_CASE("ranks of a pipeline stage that differ are named", "[replicas]") {
                                   const std::vector<uint64_t>& whole) {
     return run_ranks(Topology::blocks(8, 8), [&](Communicator& comm) {
       const auto rank = static_cast<size_t>(comm.rank());
-      std::vector<ReplicaHash> hashes = {{"cut", cut[rank], false}};
+      std::vector<ReplicaHash> hashes = {{"cut", cut[rank], Group::state}};
       if (rank >= 4) {
-        hashes.push_back({"norm", whole[rank], true});
-        hashes.push_back({"head", cut[rank], false});
+        hashes.push_back({"norm", whole[rank], Group::stage});
+        hashes.push_back({"head", cut[rank], Group::state});
       }
       compare_replicas(Mesh(shape, comm.rank(), &comm), hashes, 70);
     });
@@ -76,7 +76,8 @@ TEST_CASE("tables of the first and the last stage are compared", "[replicas]") {
       const auto stage = static_cast<size_t>(comm.rank());
       compare_replicas(
           Mesh({.pipeline = 3, .nodes = 1}, comm.rank(), &comm),
-          {{.name = "the table", .hash = hashes[stage], .of_ends = true}, {"own", stage + 1}}, 70);
+          {{.name = "the table", .hash = hashes[stage], .group = Group::pipe}, {"own", stage + 1}},
+          70);
     });
   };
   CHECK(compare_ends(5) == std::vector<std::string>(3));
@@ -87,4 +88,21 @@ TEST_CASE("tables of the first and the last stage are compared", "[replicas]") {
 }
 
 }  // namespace
+TEST_CASE("ranks with the same experts are compared", "[replicas]") {
+  // Ranks 0 and 2 have some, and 1 and 3 others.
+  const auto compare_experts = [](const std::vector<uint64_t>& experts) {
+    return run_ranks(Topology::blocks(4, 4), [&](Communicator& comm) {
+      const auto rank = static_cast<size_t>(comm.rank());
+      compare_replicas(Mesh({.data = 4, .expert = 2}, comm.rank(), &comm),
+                       {{"norm", 7, Group::stage}, {"expert", experts[rank], Group::expert_state}},
+                       70);
+    });
+  };
+  CHECK(compare_experts({1, 2, 1, 2}) == std::vector<std::string>(4));
+  for (const std::string& error : compare_experts({1, 2, 1, 3})) {
+    CHECK_THAT(error, Catch::Contains("bits of expert: rank 1 (") &&
+                          Catch::Contains(", rank 3 (") && Catch::Contains("is unknown"));
+  }
+}
+
 }  // namespace fp8train::test
