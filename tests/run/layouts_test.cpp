@@ -211,14 +211,28 @@ TEST_CASE("where no layout fits, the smallest is named, and the exit code is 4")
   CHECK(table_of(outcome.out).empty());
 }
 
-TEST_CASE("activations move to the host where all else that fits recomputes blocks") {
+TEST_CASE("layouts divide experts among ranks") {
   const TempDir folder;
   const std::string out =
       expect_code(0, folder.path(),
                   command("layouts",
-                          {"model.preset=mixtral-8x7b", "data.seq_length=8192",
-                           "training.micro_batch_size=1", "precision.plan=fp32"},
-                          "64"))
+                          {"model.preset=toy-moe", "data.seq_length=64",
+                           "training.global_batch_size=8", "precision.plan=bf16"},
+                          "8"))
+          .out;
+  CHECK_THAT(out, Contains("tensor  expert  stages"));
+  CHECK_THAT(out, !Contains("refused"));
+}
+
+TEST_CASE("activations move to the host where all else that fits recomputes blocks") {
+  const TempDir folder;
+  const std::string out =
+      expect_code(
+          0, folder.path(),
+          command("layouts",
+                  {"model.preset=mixtral-8x7b", "model.num_experts=9",  // ranks have all
+                   "data.seq_length=8192", "training.micro_batch_size=1", "precision.plan=fp32"},
+                  "64"))
           .out;
   CHECK_THAT(out, Contains(" none+host ") && Contains(" block "));
   CHECK_THAT(out,

@@ -32,8 +32,7 @@ std::vector<std::string> model_changes(const ModelConfig& saved, const ModelConf
   const auto text = [](const std::string& value) { return value.empty() ? "not set" : value; };
   std::vector<std::string> changes;
   for (const Field& field : field_table()) {
-    const std::string was = field.write(before);
-    const std::string is = field.write(now);
+    const std::string was = field.write(before), is = field.write(now);
     if (field.key.starts_with("model.") && was != is) {
       changes.push_back(fmt::format("{}: was {}, is {}", field.key, text(was), text(is)));
     }
@@ -66,18 +65,20 @@ class RunComparison {
   }
 
   void compare_model(const std::filesystem::path& folder) {
-    const std::string where = (folder / "config.json").string();
-    ModelConfig saved =
-        completed(parse_hf_config(read_checkpoint_text(folder, "config.json"), where).model);
+    const std::string text = read_checkpoint_text(folder, "config.json");
+    ModelConfig saved = completed(parse_hf_config(text, (folder / "config.json").string()).model);
     const ModelConfig& current = session_.engine.model;
     if (holds_adapters(folder)) {
       saved.lora = read_adapter_folder(folder).lora;
       saved.lora.targets = peft_targets(saved);
-      saved.lora.base = parse_format(state_.value("lora_base", describe(current.lora.base)));
+      saved.lora.base = current.lora.base;
     }
     changed_model = !same_computation(saved, current);
     if (changed_model) {
       differences = model_changes(saved, current);
+    }
+    if (current.lora.is_on() && state_.contains("lora_base")) {
+      compare("lora_base", describe(current.lora.base), "model.lora.base");
     }
   }
 
