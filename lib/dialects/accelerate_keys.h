@@ -140,12 +140,14 @@ constexpr ForeignKey kMegatronKeys[] = {
 
 constexpr ForeignValue kSizeAboveOne[] = {{"1", Fate::ignored}, {"*"}};
 /// Both strategies of TorchContextParallelConfig move keys and values, and no heads.
-constexpr ForeignValue kStrategiesOfContext[] = {
-    {"*", Fate::noted, "with cp_size ranks gather keys and values (parallelism.context_kind)"}};
+constexpr const char* kKeysMove =
+    "with cp_size ranks gather keys and values (parallelism.context_kind)";
+constexpr ForeignValue kStrategiesOfContext[] = {{"allgather", Fate::noted, kKeysMove},
+                                                 {"alltoall", Fate::noted, kKeysMove}};
 constexpr ForeignKey kParallelismKeys[] = {
     {"tp_size", Meaning::ours, "parallelism.tensor"},
     {"cp_size sp_size", Meaning::special},
-    {"cp_comm_strategy", Meaning::values, "", kStrategiesOfContext},
+    {"cp_comm_strategy", Meaning::values, "", kStrategiesOfContext, "allgather or alltoall"},
     {"dp_shard_size", Meaning::values, "parallelism.shard_ranks", kSizeAboveOne}};
 constexpr ForeignTable kParallelism = {kParallelismKeys,
                                        "dp_replicate_size cp_backend sp_backend sp_seq_length "

@@ -263,7 +263,7 @@ TEST_CASE("slots are taken in the order of tokens, and those beyond the capacity
       dropped += std::max<int64_t>(count - capacity, 0);
     }
     CHECK(std::count(sources.as<int32_t>(), sources.as<int32_t>() + sources.count(), -1) == unused);
-    Array of_sequence(DType::i32, {1, experts});
+    Array of_sequence(DType::f32, {1, experts});
     ops::count_choices(cpu_stream(), chosen, of_sequence);
     Array loads(DType::i64, {experts + 1});
     std::fill_n(loads.as<int64_t>(), experts + 1, 1);  // is added to

