@@ -221,7 +221,7 @@ TEST_CASE("layouts divide experts among ranks") {
                           "8"))
           .out;
   CHECK_THAT(out, Contains("tensor  expert  stages"));
-  CHECK_THAT(out, !Contains("refused"));
+  CHECK_THAT(out, !Contains("refused: parallelism.expert"));
 }
 
 TEST_CASE("activations move to the host where all else that fits recomputes blocks") {
