@@ -161,9 +161,6 @@ class Megatron : public Program {
     if (balance_) {
       pass_.put("moe.balance_loss", *balance_,
                 is_off ? value("0", balance_->node) : balance_->node);
-    } else if (is_off && pass_.value_for("moe.balance_loss") == nullptr) {
-      pass_.put("moe.balance_loss", {.spelled = "moe_router_load_balancing_type", .node = *type},
-                value("0", *type));
     }
     const YamlNode* const score = pass_.value_for("model.scoring_func");
     const bool is_sigmoid = score != nullptr && score->text == "sigmoid";

@@ -67,6 +67,9 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
     linear_index_.emplace(linear_plans_[i].site.name, i);
   }
   check_tensor_share(config_, linear_plans_, tensor_);
+  if (experts_.ranks > 1) {
+    check_equal_experts(linear_plans_);
+  }
   if (!part_.is_whole()) {
     scaling_.separate_passes();
   }

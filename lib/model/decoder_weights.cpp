@@ -10,7 +10,7 @@ namespace fp8train {
 void Decoder::make_parts(const StepContext& context) {
   bool found = false;
   if (experts_.ranks > 1) {
-    scaling_.clear_current_amax(context.stream);  // also of experts that other ranks have
+    scaling_.clear_current_weights(context.stream);  // also of experts that other ranks have
   }
   for (size_t unit = 0; unit < units(); ++unit) {
     for_each_linear(

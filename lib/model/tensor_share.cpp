@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <map>
+#include <string>
+#include <string_view>
+
 #include "base/error.h"
 #include "base/nearest.h"
 #include "model/linear_sites.h"
@@ -68,6 +72,28 @@ void check_tensor_share(const ModelConfig& config, const std::vector<LinearPlan>
         check_format(linear, gemm->a, piece / share.divisor());
         check_format(linear, gemm->b, piece / share.divisor());
       }
+    }
+  }
+}
+
+void check_equal_experts(const std::vector<LinearPlan>& linears) {
+  constexpr std::string_view kExperts = ".experts.";
+  std::map<std::string, const LinearPlan*> first;  // by the name without the number of the expert
+  for (const LinearPlan& linear : linears) {
+    const std::string& name = linear.site.name;
+    const size_t begin = name.find(kExperts);
+    if (begin == std::string::npos) {
+      continue;
+    }
+    const std::string of_layer =
+        name.substr(0, begin) + name.substr(name.find('.', begin + kExperts.size()));
+    const LinearPlan& other = *first.emplace(of_layer, &linear).first->second;
+    if (linear.fprop != other.fprop || linear.dgrad != other.dgrad || linear.wgrad != other.wgrad ||
+        linear.exempt_reason.empty() != other.exempt_reason.empty()) {
+      throw ConfigError(fmt::format(
+          "parallelism.expert: {} and {} have different formats, and ranks with different experts "
+          "need the same; change the patterns of fp8.exempt or precision.layers",
+          other.site.name, name));
     }
   }
 }

@@ -21,6 +21,9 @@ struct TensorShare {
 /// or a format does not go with them.
 void check_tensor_share(const ModelConfig& config, const std::vector<LinearPlan>& linears,
                         const TensorShare& share);
+/// Throws ConfigError where experts of a layer have different formats: ranks with different experts
+/// exchange alike.
+void check_equal_experts(const std::vector<LinearPlan>& linears);
 /// Throws ConfigError unless ranks and parts divide the rows of a micro-batch.
 void check_tensor_rows(const TensorShare& share, int64_t rows);
 

@@ -8,7 +8,7 @@
 //
 // Ranks of Group::expert have different experts. Each has the router, and a capacity of each expert
 // for its own tokens; it sends the rows of experts to the ranks that have them, and gets back what
-// these make of them. What is dropped does not depend on the number of ranks.
+// these make of them. What is dropped does not depend on their number.
 //
 // The router computes in fp32, and the forward pass that is run again for backward makes the same
 // choices. Choices are counted in backward, which runs once, or in an evaluation.

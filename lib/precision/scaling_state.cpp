@@ -170,10 +170,12 @@ uint64_t ScalingState::due(int64_t step, bool ends_step) const {
   return groups;
 }
 
-void ScalingState::clear_current_amax(Stream stream) const {
+void ScalingState::clear_current_weights(Stream stream) const {
   for (const auto& group : groups_) {
-    if (group->format.policy == ScalePolicy::current) {
-      ops::fill(stream, group->amax, 0.0F);
+    const int64_t weights = std::ranges::count_if(
+        group->slots, [](const ScalingSlot* slot) { return !slot->begins_at_zero; });
+    if (group->format.policy == ScalePolicy::current && weights > 0) {
+      ops::fill(stream, {group->amax.data, DType::f32, {weights}}, 0.0F);
     }
   }
 }

@@ -113,8 +113,8 @@ class ScalingState {
   /// chunk.
   void begin_pass(Stream stream, ScalingPass pass = ScalingPass::both, int chunk = 0) const;
 
-  /// Forgets the amax of tensors with current scaling, before weights are cast again.
-  void clear_current_amax(Stream stream) const;
+  /// Forgets the amax of weights with current scaling, before they are cast again.
+  void clear_current_weights(Stream stream) const;
 
   /// Both enclose a pass that is not a part of training. They keep amax and scale of slots with
   /// current_at_first, which casts of the first window overwrite; outside of that window there is

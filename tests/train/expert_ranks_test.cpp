@@ -266,6 +266,15 @@ TEST_CASE("experts of which only some are trained are refused where ranks have d
                     Catch::Contains("is trained in 3 of 4 experts"));
 }
 
+TEST_CASE("experts in different formats are refused where ranks have different ones", "[experts]") {
+  EngineSettings settings = with(small_moe("te-delayed"), 2);
+  settings.plan.exemptions.patterns = {"layers.*.mlp.experts.*"};
+  CHECK_NOTHROW(dry_run_step(settings, {}, Topology::blocks(2, 2), 0));
+  settings.plan.exemptions.patterns = {"layers.1.mlp.experts.3.*"};
+  CHECK_THROWS_WITH(dry_run_step(settings, {}, Topology::blocks(2, 2), 0),
+                    Catch::Contains("layers.1.mlp.experts.3.up have different formats"));
+}
+
 TEST_CASE("each exchange of ranks with different experts is needed", "[experts]") {
   const std::string plan = GENERATE("bf16", "deepseek-v3", "te-delayed");
   CAPTURE(plan);
