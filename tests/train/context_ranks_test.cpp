@@ -219,35 +219,7 @@ TEST_CASE("each exchange of ranks that share sequences is needed", "[context]") 
     gemm->a.delayed.reduction = gemm->b.delayed.reduction = AmaxReduction::none;
   }
   settings.model.num_hidden_layers = 1;
-  int64_t calls = 0;
-  std::string name;
-  bool alike = false;
-  const auto run_without = [&](int64_t left_out) {
-    Results results;
-    std::mutex mutex;
-    const std::vector<std::string> errors =
-        run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
-          LeavesOut some(comm, left_out);
-          train(settings, &some, 3, mutex, results);
-          const std::lock_guard lock(mutex);
-          calls = some.calls();
-          name = some.left_out();
-          alike = some.alike();
-        });
-    REQUIRE(errors == std::vector<std::string>(errors.size()));
-    return results;
-  };
-  const Results all = run_without(-1);
-  REQUIRE(calls > 10);
-  std::vector<std::string> not_needed;
-  for (int64_t left_out = 0; left_out < calls * 2 / 3; ++left_out) {
-    const Results some = run_without(left_out);
-    if (difference(all.values, some.values, 0).empty() && some.losses == all.losses &&
-        some.norms == all.norms && !alike) {
-      not_needed.push_back(std::to_string(left_out) + ": " + name);
-    }
-  }
-  CHECK(not_needed == std::vector<std::string>());
+  CHECK(exchanges_not_needed(settings, false) == std::vector<std::string>());
 }
 
 TEST_CASE("a block sends the bytes of its formula between ranks that share sequences",

@@ -174,6 +174,45 @@ inline void check_equal(const Results& expected, const Results& actual) {
   }
 }
 
+/// Returns the exchanges of two ranks, in the first two of three steps, without which all results
+/// stay the same: "5: all_to_all of 64 bytes". `ignores_amax`: without those of all slots' amax.
+inline std::vector<std::string> exchanges_not_needed(const EngineSettings& settings,
+                                                     bool ignores_amax) {
+  int64_t calls = 0;
+  std::string name;
+  bool alike = false;
+  const auto run_without = [&](int64_t left_out) {
+    Results results;
+    std::mutex mutex;
+    const std::vector<std::string> errors =
+        run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
+          LeavesOut some(comm, left_out);
+          train(settings, &some, 3, mutex, results);
+          const std::lock_guard lock(mutex);
+          calls = some.calls();
+          name = some.left_out();
+          alike = some.alike();
+        });
+    REQUIRE(errors == std::vector<std::string>(errors.size()));
+    return results;
+  };
+  const Results all = run_without(-1);
+  REQUIRE(calls > 10);
+  const std::string of_amax =
+      ignores_amax ? "all_gather of " + std::to_string(all.amax_bytes) + " bytes" : "";
+  std::vector<std::string> not_needed;
+  for (int64_t left_out = 0; left_out < calls * 2 / 3; ++left_out) {
+    const Results some = run_without(left_out);
+    if (difference(all.gradients, some.gradients, 0).empty() &&
+        difference(all.values, some.values, 0).empty() && some.losses == all.losses &&
+        some.norms == all.norms && some.last_losses == all.last_losses && name != of_amax &&
+        !alike) {
+      not_needed.push_back(std::to_string(left_out) + ": " + name);
+    }
+  }
+  return not_needed;
+}
+
 /// Llama with eight heads, four of keys, and a vocabulary that ranks do not divide.
 inline EngineSettings llama(const std::string& plan) {
   EngineSettings settings = small_llama(plan);

@@ -1,4 +1,4 @@
-// What is counted of models with experts: dry runs, drops of evaluations, and losses of routers.
+// Counts of models with experts: dry runs, drops of evaluations, and losses of routers.
 
 #include <catch2/catch.hpp>
 
