@@ -288,6 +288,23 @@ TEST_CASE("stages of ranks that share each layer train as one rank with the same
   CHECK(ranks.as_planned);
 }
 
+TEST_CASE("replicas of stages whose ranks share layers train as one, in every stage of ZeRO") {
+  const std::string plan = GENERATE("bf16", "te-delayed", "torchao-rowwise");
+  const int zero_stage = GENERATE(0, 1, 2, 3);
+  const Order order = GENERATE(from_range(kOrders));
+  CAPTURE(plan, zero_stage, order.kind);
+  EngineSettings settings = in_order(four_blocks(test::small_gpt2(plan), 3), order, 2);
+  settings.strategy.layout.tensor_parts = 2;
+  const Trained replicas = train_stages(settings, 1, 2);
+  settings.strategy.layout.tensor = 2;
+  settings.strategy.zero_stage = zero_stage;
+  const Trained ranks = train_stages(settings, 2, 4);
+  CHECK(ranks.losses == replicas.losses);
+  CHECK(ranks.norms == replicas.norms);
+  CHECK(ranks.evaluated == replicas.evaluated);
+  CHECK(ranks.as_planned);
+}
+
 TEST_CASE("stages clip by the norm of the whole model, and run any optimizer") {
   const std::string optimizer = GENERATE("adamw", "muon", "sgd");
   EngineSettings settings = four_blocks(test::small_llama("te-delayed"), 3);

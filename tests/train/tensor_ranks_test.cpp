@@ -86,6 +86,28 @@ TEST_CASE("with parts of sums any number of ranks has the bits of one", "[tensor
   }
 }
 
+TEST_CASE("eight ranks have the bits of one, and three but the order of sums", "[tensor]") {
+  const std::string plan = GENERATE("fp32", "te-delayed", "te-current", "torchao-rowwise");
+  const int ranks = GENERATE(3, 8);
+  CAPTURE(plan, ranks);
+  EngineSettings settings = llama(plan);
+  settings.model.num_key_value_heads = ranks;
+  settings.model.num_attention_heads = ranks == 3 ? 6 : 8;
+  settings.model.intermediate_size = int64_t{128} * ranks;
+  settings.step.seq_length = settings.model.max_position_embeddings = int64_t{16} * ranks;
+  settings.step.micro_batch_size = 1;
+  const int64_t parts = ranks == 8 ? 8 : 0;  // parts are a power of two
+  const Results one = run(with(settings, 1, parts), 1, 1);
+  const Results several = run(with(settings, ranks, parts), ranks, 1);
+  if (parts > 0) {
+    check_equal(one, several);
+  } else {
+    CHECK(difference(one.gradients, several.gradients, plan == "fp32" ? 2e-6 : 0.2) == "");
+    CHECK(several.losses[0] == Approx(one.losses[0]).epsilon(plan == "fp32" ? 1e-6 : 1e-3));
+  }
+  CHECK(several.as_planned);
+}
+
 TEST_CASE("every plan trains on ranks that share layers, with the bits of one", "[tensor]") {
   const std::string plan = GENERATE(from_range(compared_plans()));
   CAPTURE(plan);
