@@ -20,6 +20,7 @@
 #include "io/metrics.h"
 #include "output_path.h"
 #include "overview.h"
+#include "session_words.h"
 #include "text_stream.h"
 #include "train/checkpoint/base_weights.h"
 #include "train/checkpoint/data_checks.h"

@@ -145,7 +145,7 @@ RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevi
   if (!parts.records.lock_warning().empty()) {
     log_warning(parts.records.lock_warning());
   }
-  log_notes(session, true);
+  parts.listener->noted(session);
   parts.found = find_start(session, directory.checkpoints(), comm, Verify::sizes);
   session.enter_stage(session.stage_after(parts.found.step));
   parts.plan = plan_memory(parts);

@@ -21,7 +21,6 @@
 #include "optim/registry.h"
 #include "precision/linear_plan.h"
 #include "train/probed_products.h"
-#include "train/session_notes.h"
 
 namespace fp8train {
 namespace {
@@ -79,18 +78,18 @@ ModelConfig resolve_model(Session& session) {
     }
     HfConfig read = read_hf_config(settings.from);
     model = read.model;
-    const auto add_notes = [&](const std::vector<std::string>& from, std::vector<std::string>& to) {
-      for (const std::string& note : from) {
-        to.push_back(settings.from + "/config.json: " + note);
+    const auto add_notes = [&](const std::vector<std::string>& notes, SessionNote::Kind kind) {
+      for (const std::string& note : notes) {
+        session.note(FileRemark{settings.from + "/config.json: " + note}, kind);
       }
     };
-    add_notes(read.notes, session.notes);
-    add_notes(read.training_notes, session.training_notes);
-    add_notes(read.copying_notes, session.training_notes);
+    add_notes(read.notes, SessionNote::Kind::warning);
+    add_notes(read.training_notes, SessionNote::Kind::warning_of_training);
+    add_notes(read.copying_notes, SessionNote::Kind::warning_of_training);
     session.source = {std::move(read.fields), read_part(settings.from, FolderPart::model)};
     if (const std::string note = note_left_out(settings.from);
         !note.empty() && !is_checkpoint(settings.from)) {
-      session.not_copied = "model.from: " + note;
+      session.note(FileRemark{"model.from: " + note}, SessionNote::Kind::choice_of_training);
     }
     if (settings.resize_vocabulary > 0 && settings.resize_vocabulary < model.vocab_size) {
       throw ConfigError(fmt::format(
@@ -263,9 +262,7 @@ void set_length(Session& session) {
   if (settings.notes.default_warmup && settings.scheduler.warmup_steps == 0) {
     settings.scheduler.warmup_steps = continued_warmup(session.max_steps);
     if (session.max_steps > 0) {
-      settings.notes.lines.push_back(
-          fmt::format("scheduler.warmup_steps is not given: {}, which is 3 % of the run's {} steps",
-                      settings.scheduler.warmup_steps, session.max_steps));
+      session.note(SessionFact::default_warmup, SessionNote::Kind::choice);
     }
   }
   session.stages =
@@ -323,8 +320,7 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
   ParallelLayout& layout = session.settings.parallelism.layout;
   layout = ranks == 1 ? ParallelLayout{.tensor_parts = layout.tensor_parts} : layout;
   if (layout != settings.parallelism.layout && !open_data) {
-    session.notes.emplace_back(
-        "parallelism: one rank has the whole model; plan for several with --world-size");
+    session.note(SessionFact::whole_model_on_one_rank);
   }
   const int data_ranks = mesh_shape(layout, Topology::blocks(ranks, ranks)).data;
   session.data_ranks = data_ranks;
@@ -332,17 +328,13 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
   add_chat_template(*session.tokenizer, settings.data.chat_template);
   session.engine = engine_settings(session.settings, resolve_model(session));
   share_global_batch(settings.training, data_ranks, session.engine.step);
-  note_other_tokenizer(settings, *session.tokenizer, session.engine.model.vocab_size,
-                       session.notes);
-  note_processes(settings, ranks, session.notes);
+  note_other_tokenizer(session);
+  if (settings.notes.processes > 0 && settings.notes.processes != ranks) {
+    session.note(SessionFact::other_processes);
+  }
   const int64_t state_ranks = data_ranks * layout.context;  // Group::state
   if (state_ranks == 1 && settings.parallelism.zero_stage > 0) {
-    session.notes.push_back(fmt::format(
-        "parallelism.zero_stage: {} has no effect {}", settings.parallelism.zero_stage,
-        ranks == 1 ? "with one rank; start several with mpirun or srun, or plan for them with "
-                     "`fp8train estimate --world-size`"
-                   : "where no two ranks have the same part of the model; start more, or lower "
-                     "parallelism.tensor or parallelism.pipeline"));
+    session.note(SessionFact::unused_zero_stage);
   }
   if (state_ranks > 1 && settings.gemm_tuning && settings.parallelism.zero_stage == 0 &&
       optimizer_named(settings.optimizer.name).repeats_products) {
@@ -352,21 +344,17 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
         settings.optimizer.name));
   }
   set_length(session);
-  for (size_t i = 0; i < session.stages.size(); ++i) {
-    note_nothing_scaled(session.engine_of(i), settings.precision, session.notes);
-  }
+  note_nothing_scaled(session);
   if (settings.sample.interval > 0) {
     check_prompts(settings.sample, *session.tokenizer, session.engine.model);
   }
   if (open_data) {
     open_corpora_of(session);
   } else if (settings.training.max_epochs > 0) {
-    session.settings.notes.lines.emplace_back(
-        "training.max_epochs: the number of steps follows from the data, which are not read here");
+    session.note(SessionFact::unknown_steps, SessionNote::Kind::choice);
   }
   if (session.max_steps > 0) {
-    note_short_run(session.settings.scheduler, session.max_steps, session.notes);
-    note_high_rate(session.settings, session.max_steps, session.notes);
+    note_schedule(session);
   }
   return session;
 }

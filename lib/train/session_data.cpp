@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/error_prefix.h"
@@ -13,7 +15,6 @@
 #include "base/text.h"
 #include "data/samples.h"
 #include "train/session.h"
-#include "train/session_notes.h"
 
 namespace fp8train {
 namespace {
@@ -21,6 +22,18 @@ namespace {
 /// The sources that the validation data come from, for messages.
 std::string validation_sources(const DataSettings& settings) {
   return joined(settings.val.empty() ? settings.train : settings.val, &DataSource::path);
+}
+
+void describe_samples(const std::string& name, const Samples& samples, Session& session) {
+  std::vector<std::string> notes;
+  std::vector<std::string> warnings;
+  samples.describe(name, notes, warnings);
+  for (std::string& note : notes) {
+    session.note(FileRemark{std::move(note)}, SessionNote::Kind::choice);
+  }
+  for (std::string& warning : warnings) {
+    session.note(FileRemark{std::move(warning)});
+  }
 }
 
 /// An error is better here than in the first evaluation.
@@ -35,7 +48,7 @@ void look_at_validation(Session& session) {
   with_prefix<DataError>(about, [&] {
     const Samples samples(session.data.val, session.engine.step.seq_length,
                           {.walk = SampleWalk::once});
-    samples.describe("validation data", session.settings.notes.lines, session.notes);
+    describe_samples("validation data", samples, session);
   });
 }
 
@@ -70,14 +83,13 @@ void open_corpora_of(Session& session) {
       open_corpora(session.settings.data, *session.tokenizer, session.engine.model.vocab_size);
   const Samples samples = training_samples(session);  // at least one of each source
   if (samples.holds_documents()) {
-    samples.describe("data", session.settings.notes.lines, session.notes);
+    describe_samples("data", samples, session);
     session.engine.counts_targets = true;
   }
   session.epoch_samples = samples.samples_per_epoch();
   set_length(session);
-  note_many_epochs(session.data.train, samples.epochs(session.samples()), session.notes);
-  note_unused_vocabulary(session.settings, *session.tokenizer, session.engine.model.vocab_size,
-                         session.notes);
+  note_many_epochs(session, samples.epochs(session.samples()));
+  note_unused_vocabulary(session);
   look_at_validation(session);
   session.engine.masks_documents = session.data.train.form().masks_documents;
 }
