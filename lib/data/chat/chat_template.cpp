@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/json_reader.h"
 #include "base/log.h"
 #include "data/utf8.h"
 
@@ -24,9 +25,7 @@ const TokenizerFile* file_named(const std::vector<TokenizerFile>& files, std::st
 
 nlohmann::json config_of(const std::vector<TokenizerFile>& files) {
   const TokenizerFile* file = file_named(files, "tokenizer_config.json");
-  if (file == nullptr) return nlohmann::json::object();
-  nlohmann::json config = nlohmann::json::parse(file->text, nullptr, false);
-  return config.is_object() ? std::move(config) : nlohmann::json::object();
+  return json_object_or_empty(file == nullptr ? "" : file->text);
 }
 
 std::string text_in(const nlohmann::json& object, const char* key) {

@@ -118,7 +118,7 @@ CheckpointManifest read_manifest(const fs::path& checkpoint) {
   const fs::path path = checkpoint / detail::kManifestName;
   std::string text;
   try {
-    text = read_text_file(path, detail::kMaxJsonFile);
+    text = read_text_file(path, kMaxJsonFile);
   } catch (const DataError& error) {
     throw CheckpointError(
         fmt::format("{}: not a complete checkpoint: {}", checkpoint.string(), error.what()));
