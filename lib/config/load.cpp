@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/error_prefix.h"
+#include "base/key_error.h"
 #include "base/text.h"
 #include "base/written_path.h"
 #include "config/fields/check_context.h"
@@ -324,9 +325,9 @@ Settings load_settings(const LoadRequest& request) {
 }
 
 void add_location(Error& error, const Settings& settings) {
-  const std::string message = error.what();
+  const auto* const keyed = dynamic_cast<const HasKeys*>(&error);
   const auto& locations = settings.notes.locations;
-  const auto found = locations.find(leading_key(message));
+  const auto found = keyed == nullptr ? locations.end() : locations.find(keyed->keys().front());
   if (found != locations.end()) {
     prepend(error, found->second);
   }

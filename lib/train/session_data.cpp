@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/error_prefix.h"
+#include "base/key_error.h"
 #include "base/math.h"
 #include "base/text.h"
 #include "data/samples.h"
@@ -42,14 +42,13 @@ void look_at_validation(Session& session) {
     return;
   }
   const DataSettings& data = session.settings.data;
-  const std::string about =
-      fmt::format("{}: validation data ({}): ", data.val.empty() ? "data.val_fraction" : "data.val",
-                  validation_sources(data));
-  with_prefix<DataError>(about, [&] {
+  const auto look = [&] {
     const Samples samples(session.data.val, session.engine.step.seq_length,
                           {.walk = SampleWalk::once});
     describe_samples("validation data", samples, session);
-  });
+  };
+  keyed<DataError>(data.val.empty() ? "data.val_fraction" : "data.val", look,
+                   fmt::format("validation data ({}): ", validation_sources(data)));
 }
 
 constexpr int64_t kMaxTokens = int64_t{1} << 62;
@@ -95,7 +94,7 @@ void open_corpora_of(Session& session) {
 }
 
 Samples training_samples(const Session& session) {
-  return with_prefix<DataError>("data.train: ", [&] {
+  return keyed<DataError>("data.train", [&] {
     return Samples(session.data.train, session.engine.step.seq_length,
                    {.walk = SampleWalk::training,
                     .shuffle = session.settings.data.shuffle,
@@ -124,8 +123,9 @@ int64_t resolve_max_steps(const TrainingSettings& training, const StepSettings& 
         steps_of_epochs(training.max_epochs, epoch_samples, static_cast<double>(samples_of_step));
   }
   if (steps * static_cast<double>(of_step) > static_cast<double>(kMaxTokens)) {
-    throw ConfigError(fmt::format("{}: {:.0f} steps of {} tokens have more than 2^62 tokens",
-                                  length_key(training), steps, of_step));
+    throw KeyError(
+        length_key(training),
+        fmt::format(": {:.0f} steps of {} tokens have more than 2^62 tokens", steps, of_step));
   }
   return static_cast<int64_t>(steps);
 }

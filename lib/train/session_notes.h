@@ -32,7 +32,7 @@ enum class SessionFact {
 /// The plan scales GEMMs, but no layer has one of them.
 struct NothingScaled {
   std::string plan;
-  std::map<std::string, int> layers;  ///< by the reason of their exemption; "": `request` does it
+  std::map<std::string, int> layers;  ///< by the reason of their exemption; "": settings take them out
 
   bool operator==(const NothingScaled&) const = default;
 };
@@ -69,7 +69,7 @@ struct SessionNote {
 void note_other_tokenizer(Session& session);
 /// Length and rate of the schedule, for the steps of the run.
 void note_schedule(Session& session);
-/// Stages in whose plan every layer is exempt, or kept out of scaled formats by the settings.
+/// Stages in whose plan every layer is exempt, or the settings take all GEMMs out of scaled formats.
 void note_nothing_scaled(Session& session);
 /// `epochs`: how often the run reads each source of a blend, or all sources.
 void note_many_epochs(Session& session, const std::vector<double>& epochs);
