@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/json_error.h"
+#include "base/json_reader.h"
 #include "base/text.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/strict_json.h"
