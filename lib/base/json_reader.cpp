@@ -14,7 +14,7 @@ namespace fp8train {
 
 template <class Json>
 Json parse_json(std::string_view text, const std::string& where, JsonKeys keys) {
-  constexpr int kMaxDepth = 32;
+  constexpr int kMaxDepth = 64;
   using Event = typename Json::parse_event_t;
   // The parser takes a NUL for the end of its input, and would ignore what follows.
   if (text.find('\0') != std::string_view::npos) {

@@ -242,7 +242,7 @@ void check_swiglu(const PrecisionPlan& plan, const std::vector<LinearPlan>& line
 
 }  // namespace
 
-void check_pattern(const std::string& key, const std::string& pattern, std::string_view noun,
+void check_pattern(std::string_view key, const std::string& pattern, std::string_view noun,
                    std::vector<std::string> names) {
   if (std::ranges::any_of(names, [&](const auto& name) { return glob_match(pattern, name); })) {
     return;
@@ -251,7 +251,7 @@ void check_pattern(const std::string& key, const std::string& pattern, std::stri
   std::erase_if(names, [](const std::string& name) {
     return name.starts_with("layers.") && !name.starts_with("layers.0.");
   });
-  throw KeyError(key,
+  throw KeyError(std::string(key),
                  fmt::format(": '{}' matches no {}; {}", pattern, noun,
                              near.empty() ? "those of block 0 and outside are: " + joined(names)
                                           : fmt::format("did you mean {}?", alternatives(near))));
