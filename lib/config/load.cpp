@@ -328,7 +328,8 @@ void add_location(Error& error, const Settings& settings) {
   const auto* const keyed = dynamic_cast<const HasKeys*>(&error);
   const auto& locations = settings.notes.locations;
   const auto found = keyed == nullptr ? locations.end() : locations.find(keyed->keys().front());
-  if (found != locations.end()) {
+  // A part of the run may have put it there already.
+  if (found != locations.end() && !std::string_view(error.what()).starts_with(found->second)) {
     prepend(error, found->second);
   }
 }

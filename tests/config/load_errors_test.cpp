@@ -256,6 +256,11 @@ TEST_CASE("errors of a run name the location of their key") {
       "data: {train: a}\ntraining: {max_steps: 1}\n");
   CHECK(aliased.notes.locations.at("model.hidden_size") == "run.yaml:1:9: model.n_embd: ");
   CHECK(located(DeviceError("output_dir: is a file")) == "output_dir: is a file");
+  CHECK(test::message_of<KeyError>([&] {
+          with_locations(settings, [&] {
+            with_locations(settings, [] { throw KeyError("output_dir", ": is odd"); });
+          });
+        }) == "run.yaml:4:1: output_dir: is odd");
 }
 
 TEST_CASE("files that cannot be read") {
