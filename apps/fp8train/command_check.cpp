@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/log.h"
 #include "base/quantities.h"
 #include "base/screen.h"
@@ -20,6 +21,7 @@
 #include "io/metrics.h"
 #include "output_path.h"
 #include "overview.h"
+#include "session_words.h"
 #include "text_stream.h"
 #include "train/checkpoint/base_weights.h"
 #include "train/checkpoint/data_checks.h"
@@ -333,7 +335,7 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
                     describe_bytes(hardware.rank.bytes)));
   }
   if (const std::string problem = why_unwritable(settings.output_dir); !problem.empty()) {
-    throw DeviceError("output_dir: " + problem);
+    throw Keyed<DeviceError>("output_dir", ": " + problem);
   }
   if (const std::string resumed = check_checkpoint(session, !options.no_scan, quiet);
       !resumed.empty()) {

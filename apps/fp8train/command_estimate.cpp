@@ -16,6 +16,7 @@
 #include "engine/step_time.h"
 #include "layouts.h"
 #include "overview.h"
+#include "session_words.h"
 #include "parallel/pipeline_schedule.h"
 #include "train/preflight.h"
 #include "wizard_memory.h"

@@ -19,6 +19,7 @@
 #include "precision/plan_parts.h"
 #include "precision/plan_table.h"
 #include "run_products.h"
+#include "session_words.h"
 #include "train/preflight.h"
 #include "train/session.h"
 
@@ -229,7 +230,7 @@ void print_json(const Session& session, const ExplainedDevice& device) {
                                  {"device", device.line},
                                  {"products", describe_products(layers, device.name)},
                                  {"refused", why_refused(session.engine, device)},
-                                 {"notes", session.settings.notes.lines}};
+                                 {"notes", lines_on_choices(session)}};
   const ExplainedPlan shown = explained_plan(session);
   for (const auto& [title, text] : shown.columns) {
     json["columns"][title] = text;

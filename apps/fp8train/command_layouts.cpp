@@ -19,6 +19,7 @@
 #include "layouts.h"
 #include "output_path.h"
 #include "overview.h"
+#include "session_words.h"
 #include "text_stream.h"
 
 namespace fp8train {

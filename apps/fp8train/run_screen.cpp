@@ -15,7 +15,9 @@
 #include "base/screen.h"
 #include "base/text.h"
 #include "overview.h"
+#include "session_words.h"
 #include "text_stream.h"
+#include "train/checkpoint/run_checkpoints.h"
 #include "train/run_start.h"
 #include "train/session.h"
 
@@ -88,6 +90,10 @@ void RunScreen::opened(const RunDirectory& directory) {
   log_ = open_to_append(directory.log());
 }
 
+void RunScreen::noted(const Session& session) {
+  log_notes(session, true);
+}
+
 void RunScreen::planned(const RunParts& parts, const RankMemory& memory,
                         const DryRunStep& dry_run) {
   const RankDevice& rank = *parts.rank_device;
@@ -146,6 +152,46 @@ void RunScreen::validated(int64_t step, const LossReport& loss, bool is_final, b
           ? fmt::format(", {:.2f} % of the choices of experts dropped", 100 * loss.dropped)
           : "",
       is_final ? fmt::format(" ({} validation split)", all) : "");
+}
+
+void RunScreen::put_off_save(const UnsavedStep& unsaved) {
+  using Reason = UnsavedStep::Reason;
+  if (unsaved.reason == Reason::earlier_save) {
+    log_warning(fmt::format(
+        "the checkpoint of step {} is still being written when that of step {} is due: training "
+        "waits for it; a larger checkpoint.interval, or auto, avoids that",
+        unsaved.other_step, unsaved.step));
+    return;
+  }
+  const char* const quantity =
+      unsaved.reason == Reason::loss_not_finite       ? "loss is not finite"
+      : unsaved.reason == Reason::gradient_not_finite ? "gradient is not finite"
+                                                      : "loss is high (training.spike_threshold)";
+  log_warning(fmt::format(
+      "step {} is not saved: {}. {}", unsaved.step,
+      unsaved.reason == Reason::failure
+          ? fmt::format("{}; the next save tries again, and {} failures in a row end the run "
+                        "(checkpoint.max_failed_saves; so far {})",
+                        unsaved.failure, unsaved.max_failures, unsaved.failures)
+          : fmt::format("its {}; the next good step will be saved", quantity),
+      intact_checkpoint(unsaved.other_step)));
+}
+
+void RunScreen::found_interval(const FoundInterval& interval) {
+  log_info(fmt::format(
+      "checkpoint.interval auto: a save every {} steps ({}); one stops training for {:.2g} s and "
+      "is written in {:.2g} s, and the job is taken to fail every {}: {:.2g} % of its time is lost",
+      interval.steps, describe_duration(interval.seconds), interval.stall, interval.write,
+      describe_duration(interval.mtbf), 100 * interval.lost_part));
+}
+
+void RunScreen::went_back(const DivergenceError& divergence, const TrainingState& state,
+                          int64_t max_rollbacks) {
+  const Rollback& rollback = state.rollbacks.back();
+  log_warning(fmt::format(
+      "{}; the run goes back to step {} and leaves out samples {} to {} (rollback {} of at most {})",
+      divergence.what(), rollback.to_step, rollback.first_sample, rollback.end_sample - 1,
+      state.rollbacks.size(), max_rollbacks));
 }
 
 void RunScreen::sampled(int64_t step, const std::string& text) {

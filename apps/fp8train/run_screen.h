@@ -36,6 +36,7 @@ class RunScreen : public RunListener {
 
   /// Throws DeviceError if the log cannot be opened.
   void opened(const RunDirectory& directory) override;
+  void noted(const Session& session) override;
   void planned(const RunParts& parts, const RankMemory& memory, const DryRunStep& dry_run) override;
   void hashed(size_t files, uint64_t bytes_left) override;
   void entered_stage(const Session& session, const RankMemory& memory, int64_t steps_done) override;
@@ -45,6 +46,10 @@ class RunScreen : public RunListener {
   void did_step(int64_t step, int64_t max_steps) override;
   void measured(const StepMetrics& metrics) override;
   void validated(int64_t step, const LossReport& loss, bool is_final, bool of_documents) override;
+  void put_off_save(const UnsavedStep& unsaved) override;
+  void found_interval(const FoundInterval& interval) override;
+  void went_back(const DivergenceError& divergence, const TrainingState& state,
+                 int64_t max_rollbacks) override;
   void sampled(int64_t step, const std::string& text) override;
   void changed_plan(int64_t step, const PrecisionPlan& plan, bool scales, bool is_new) override;
   /// Removes the renewed line.

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/error_prefix.h"
+#include "base/key_error.h"
 #include "base/text.h"
 #include "base/written_path.h"
 #include "config/fields/check_context.h"
@@ -324,10 +325,11 @@ Settings load_settings(const LoadRequest& request) {
 }
 
 void add_location(Error& error, const Settings& settings) {
-  const std::string message = error.what();
+  const auto* const keyed = dynamic_cast<const HasKeys*>(&error);
   const auto& locations = settings.notes.locations;
-  const auto found = locations.find(leading_key(message));
-  if (found != locations.end()) {
+  const auto found = keyed == nullptr ? locations.end() : locations.find(keyed->keys().front());
+  // A part of the run may have put it there already.
+  if (found != locations.end() && !std::string_view(error.what()).starts_with(found->second)) {
     prepend(error, found->second);
   }
 }

@@ -32,7 +32,7 @@ struct LoadRequest {
 /// in Settings::notes reports that (config/yaml/given_keys.h).
 Settings load_settings(const LoadRequest& request);
 
-/// Puts the location of a given key before an error whose message begins with the key, as
+/// Puts the location of a given key before an error of the key (base/key_error.h), as
 /// load_settings does.
 void add_location(Error& error, const Settings& settings);
 

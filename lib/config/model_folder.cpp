@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/input_file.h"
+#include "base/json_reader.h"
 #include "config/fields/field_table.h"
 #include "data/text_source.h"
 #include "data/tokenizers/registry.h"
@@ -13,13 +13,12 @@
 namespace fp8train {
 namespace {
 
-/// Empty where it cannot be read, which is an error of those that need the model.
-std::string config_json_in(const std::filesystem::path& folder) {
-  constexpr size_t kMaxBytes = size_t{64} << 20;
+/// Null where it cannot be read, which is an error of those that need the model.
+nlohmann::json config_json_in(const std::filesystem::path& folder) {
   try {
-    return read_text_file(folder / "config.json", kMaxBytes);
+    return read_json_file(folder / "config.json");
   } catch (const DataError&) {
-    return "";
+    return {};
   }
 }
 
@@ -36,7 +35,7 @@ int64_t usual_seq_length(const Settings& settings) {
   if (settings.model.from.empty()) {
     return length;
   }
-  const auto config = nlohmann::json::parse(config_json_in(settings.model.from), nullptr, false);
+  const auto config = config_json_in(settings.model.from);
   for (const char* key : {"max_position_embeddings", "n_positions"}) {
     if (config.is_object() && config.contains(key) && config[key].is_number_integer()) {
       length = std::min(length, std::max<int64_t>(1, config[key].get<int64_t>()));

@@ -157,17 +157,12 @@ class ZstdSource final : public ByteSource {
   bool pending_ = false;
 };
 
-std::string head_of(const std::filesystem::path& path) {
-  const InputFile file(path);
-  std::string head(std::min<uint64_t>(file.size(), kZstdMagic.size()), '\0');
-  file.read(0, head.data(), head.size());
-  return head;
-}
-
 }  // namespace
 
 ByteStream::ByteStream(const std::filesystem::path& path) {
-  const std::string head = head_of(path);
+  const InputFile file(path);
+  std::string head(std::min<uint64_t>(file.size(), kZstdMagic.size()), '\0');
+  file.read(0, head.data(), head.size());
   if (head.starts_with(kGzipMagic)) {
     source_ = std::make_unique<GzipSource>(path);
   } else if (head.starts_with(kZstdMagic)) {

@@ -8,6 +8,7 @@
 
 #include "base/content_hash.h"
 #include "base/error_prefix.h"
+#include "base/key_error.h"
 #include "data/chat/dialogue_encoder.h"
 #include "data/document_encoder.h"
 #include "data/readers/data_format.h"
@@ -144,9 +145,9 @@ class SourceReader {
 
   void check_tokenizer(const DataSource& source) const {
     if (tokenizer_.type() == TokenizerType::none) {
-      throw ConfigError(fmt::format(
-          "data.tokenizer is none, but {} is text; name a tokenizer, or give token files",
-          source.path));
+      throw KeyError("data.tokenizer",
+                     fmt::format(" is none, but {} is text; name a tokenizer, or give token files",
+                                 source.path));
     }
     if (tokenizer_.vocab_size() > vocab_size_) {
       throw ConfigError(fmt::format(
@@ -242,18 +243,17 @@ class SourceReader {
 
 void check_settings(const DataSettings& settings) {
   if (settings.train.empty()) {
-    throw ConfigError("data.train names no source");
+    throw KeyError("data.train", " names no source");
   }
   if (!(settings.val_fraction >= 0.0 && settings.val_fraction < 1.0)) {
-    throw ConfigError(
-        fmt::format("data.val_fraction is {}; it must be in [0, 1)", settings.val_fraction));
+    throw KeyError("data.val_fraction",
+                   fmt::format(" is {}; it must be in [0, 1)", settings.val_fraction));
   }
   for (const DataSource& source : settings.val) {
     if (source.weight != 1.0) {
-      throw ConfigError(fmt::format(
-          "data.val: {} has weight {}, but validation reads every token once; weights are for "
-          "data.train",
-          source.path, source.weight));
+      throw KeyError("data.val", fmt::format(": {} has weight {}, but validation reads every token "
+                                             "once; weights are for data.train",
+                                             source.path, source.weight));
     }
   }
 }
@@ -365,24 +365,24 @@ CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokeniz
   const SourceReader reader(settings, tokenizer, vocab_size);
   const double held_back = settings.val.empty() ? settings.val_fraction : 0.0;
   CorpusSplits splits;
-  with_prefix<DataError>(train_option + ": ", [&] {
+  keyed<DataError>(train_option, [&] {
     for (const DataSource& source : settings.train) {
       reader.read(source, DataSplit::train, held_back, splits.train, splits.val);
     }
   });
-  with_prefix<DataError>("data.val: ", [&] {
+  keyed<DataError>("data.val", [&] {
     for (const DataSource& source : settings.val) {
       Corpus nothing;
       reader.read(source, DataSplit::val, 0.0, splits.val, nothing);
     }
   });
   if (splits.train.size() == 0 && splits.val.size() > 0 && held_back > 0) {
-    throw ConfigError(
-        fmt::format("data.val_fraction {} leaves no tokens to train on", settings.val_fraction));
+    throw KeyError("data.val_fraction",
+                   fmt::format(" {} leaves no tokens to train on", settings.val_fraction));
   }
   if (splits.train.size() == 0) {
-    throw DataError(
-        fmt::format("{}: {}: no tokens to train on", train_option, settings.train.front().path));
+    throw Keyed<DataError>(train_option,
+                           fmt::format(": {}: no tokens to train on", settings.train.front().path));
   }
   const SampleForm form = sample_form(settings, tokenizer, splits.train, splits.val);
   splits.train.set_form(form);
@@ -392,8 +392,7 @@ CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokeniz
 
 std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& settings) {
   const auto text = [&] { return all_text(settings.train, settings.rules()); };
-  return make_tokenizer(settings.tokenizer,
-                        [&] { return with_prefix<DataError>("data.train: ", text); });
+  return make_tokenizer(settings.tokenizer, [&] { return keyed<DataError>("data.train", text); });
 }
 
 }  // namespace fp8train

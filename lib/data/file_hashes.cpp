@@ -14,6 +14,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/json_reader.h"
 
 namespace fp8train {
 namespace {
@@ -161,7 +162,7 @@ uint64_t FileHashes::bytes_left() const {
 void FileHashes::read_cache() {
   std::map<std::string, FileHash> cached;
   try {
-    const auto document = nlohmann::json::parse(read_text_file(cache_, kMaxCache));
+    const auto document = read_json_file(cache_, kMaxCache);
     if (document.at("format") != kFormat || document.at("version") != kVersion) {
       return;
     }
@@ -174,7 +175,7 @@ void FileHashes::read_cache() {
                        file.at("read_at_ns").get<int64_t>()};
       cached.emplace(file.at("path").get<std::string>(), std::move(hash));
     }
-  } catch (const DataError&) {  // there is none
+  } catch (const DataError&) {  // there is none, or it is damaged
     return;
   } catch (const nlohmann::json::exception&) {
     return;

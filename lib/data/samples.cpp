@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/math.h"
 #include "base/philox.h"
 #include "data/loader.h"
@@ -43,22 +44,22 @@ SampleForm sample_form(const DataSettings& settings, const Tokenizer& tokenizer,
   }
   form.masks_documents = form.packing == Packing::documents;
   if (form.is_windows() && train.has_ignored_tokens()) {
-    throw ConfigError(
-        "data.packing: windows does not go with dialogues, whose questions are not targets; set it "
-        "to documents or none");
+    throw KeyError("data.packing",
+                   ": windows does not go with dialogues, whose questions are not targets; set it "
+                   "to documents or none");
   }
   if (form.is_windows() && val.has_ignored_tokens()) {
-    throw ConfigError(
-        "data.val has dialogues, whose questions are not targets, and data.train has text: set "
-        "data.packing: documents or none, or validate on text");
+    throw KeyError("data.val",
+                   " has dialogues, whose questions are not targets, and data.train has text: set "
+                   "data.packing: documents or none, or validate on text");
   }
   if (form.is_windows() && settings.document_mask) {
     form.masks_documents = true;
     form.end_token = tokenizer.eos_id();
     if (form.end_token < 0) {
-      throw ConfigError(
-          "data.document_mask: true needs a tokenizer with an end-of-sequence token, which ends "
-          "documents");
+      throw KeyError(
+          "data.document_mask",
+          ": true needs a tokenizer with an end-of-sequence token, which ends documents");
     }
   }
   return form;

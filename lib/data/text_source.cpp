@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/json_error.h"
+#include "base/json_reader.h"
 #include "base/machine.h"
 #include "base/text.h"
 #include "data/byte_stream.h"
@@ -27,7 +28,6 @@ namespace fs = std::filesystem;
 
 /// Not read: a message says so when a folder has such a file.
 constexpr std::string_view kParquet = ".parquet";
-constexpr size_t kMostManifestBytes = 64U << 20;
 
 void sort_by_name(std::vector<fs::path>& paths) {
   std::sort(paths.begin(), paths.end(),
@@ -39,7 +39,7 @@ std::vector<fs::path> prepared_files(const fs::path& folder, DataSplit split) {
   const fs::path manifest = folder / kDatasetFile;
   std::vector<fs::path> paths;
   try {
-    const auto json = nlohmann::json::parse(read_text_file(manifest, kMostManifestBytes));
+    const auto json = read_json_file(manifest);
     for (const auto& [key, of] :
          {std::pair{"train", DataSplit::train}, std::pair{"val", DataSplit::val}}) {
       if (split != of && split != DataSplit::all) continue;

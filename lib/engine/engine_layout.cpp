@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/nearest.h"
 #include "base/text.h"
 #include "optim/registry.h"
@@ -64,10 +65,10 @@ ExpertShare expert_share(const EngineSettings& settings, const Mesh& mesh, bool 
   }
   if (experts > 0 && settings.step.decoder.moe.balance_loss != 0 && batch % tensor != 0 &&
       tensor % batch != 0) {
-    throw ConfigError(fmt::format(
-        "training.micro_batch_size is {}; with moe.balance_loss, which is of whole sequences, it "
-        "must divide parallelism.tensor {} or be a multiple of it",
-        batch, tensor));
+    throw KeyError("training.micro_batch_size",
+                   fmt::format(" is {}; with moe.balance_loss, which is of whole sequences, it "
+                               "must divide parallelism.tensor {} or be a multiple of it",
+                               batch, tensor));
   }
   if (share.ranks > 1 && experts == 0) {
     throw ConfigError("parallelism.expert: the model has no experts; remove it");
@@ -80,10 +81,10 @@ ExpertShare expert_share(const EngineSettings& settings, const Mesh& mesh, bool 
   }
   if (share.ranks > 1 && settings.strategy.zero_stage == 1 &&
       optimizer_named(settings.optimizer.name).whole_cost != nullptr) {
-    throw ConfigError(fmt::format(
-        "parallelism.zero_stage: 1 with optimizer.name {} deals whole parameters to ranks, and "
-        "parallelism.expert gives them different ones; take 0",
-        settings.optimizer.name));
+    throw KeyError("parallelism.zero_stage",
+                   fmt::format(": 1 with optimizer.name {} deals whole parameters to ranks, and "
+                               "parallelism.expert gives them different ones; take 0",
+                               settings.optimizer.name));
   }
   return share;
 }
@@ -91,8 +92,9 @@ ExpertShare expert_share(const EngineSettings& settings, const Mesh& mesh, bool 
 void check_documents(const EngineSettings& settings, const DeviceTraits& traits) {
   if (settings.masks_documents && traits.fp8_gemm_by_library &&
       settings.plan.attention.gemms() != Fp8Attention::none) {
-    throw DeviceError(
-        "fp8.attention: on a GPU it has no masks of documents; take another data.packing, or "
+    throw Keyed<DeviceError>(
+        "fp8.attention",
+        ": on a GPU it has no masks of documents; take another data.packing, or "
         "remove "
         "the key");
   }

@@ -9,6 +9,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/json_reader.h"
 #include "base/text.h"
 
 namespace fp8train {
@@ -18,8 +19,7 @@ constexpr size_t kMaxMetrics = size_t{4} << 30;
 
 /// A line stays unless it is a JSON object with a "step" above the one resumed from.
 bool stays(std::string_view line, int64_t resume_step) {
-  const auto object = nlohmann::json::parse(line, nullptr, false);
-  if (!object.is_object()) return true;
+  const auto object = json_object_or_empty(line);
   const auto step = object.find("step");
   return step == object.end() || !step->is_number() ||
          step->get<double>() <= static_cast<double>(resume_step);
@@ -116,8 +116,8 @@ int64_t last_step_in(const std::filesystem::path& path) {
   int64_t last = 0;
   for (const std::string& line :
        split(as_device_error([&] { return read_end(path, kTail); }), '\n')) {
-    const auto object = nlohmann::json::parse(line, nullptr, false);
-    if (object.is_object() && object.contains("step") && object["step"].is_number()) {
+    const auto object = json_object_or_empty(line);
+    if (object.contains("step") && object["step"].is_number()) {
       last = std::max(last, object["step"].get<int64_t>());
     }
   }

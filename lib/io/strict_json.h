@@ -1,5 +1,5 @@
 #pragma once
-// JSON from files that others wrote: duplicate keys, trailing bytes and deep nesting are errors.
+// base/json_reader.h for checkpoints and model folders.
 
 #include <fmt/format.h>
 
@@ -40,8 +40,6 @@ T whole_number_or(const Json& object, const char* key, const std::string& where,
 }
 
 namespace detail {
-
-constexpr size_t kMaxJsonFile = 64U << 20;
 
 /// Parses a text. Throws CheckpointError beginning with `where`.
 nlohmann::ordered_json parse_strict_json(std::string_view text, const std::string& where);

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "device/device_questions.h"
 #include "model/families/family.h"
 #include "model/lora.h"
@@ -38,7 +39,7 @@ void check_attention(const DeviceTraits& traits, int64_t head_dim, const Attenti
                     : "it takes heads of a multiple of 16 up to 128";
   }
   if (why != nullptr) {
-    throw DeviceError(fmt::format("fp8.attention: {}; or remove the key", why));
+    throw Keyed<DeviceError>("fp8.attention", fmt::format(": {}; or remove the key", why));
   }
 }
 
@@ -56,10 +57,10 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
                           options.settings.recompute == Recompute::attention) {
   check(config_.vocab_size > 0, "the vocabulary is known before a model is built");
   if (config_.head_dim > device.traits().max_head_dim) {
-    throw ConfigError(fmt::format(
-        "model.head_dim {} is longer than the {} that attention has kernels for on this device; "
-        "take more and shorter heads, or device: cpu (up to {})",
-        config_.head_dim, device.traits().max_head_dim, ops::kMaxHeadDim));
+    throw KeyError("model.head_dim",
+                   fmt::format(" {} is longer than the {} that attention has kernels for on this "
+                               "device; take more and shorter heads, or device: cpu (up to {})",
+                               config_.head_dim, device.traits().max_head_dim, ops::kMaxHeadDim));
   }
   check_attention(device.traits(), config_.head_dim, plan_.attention);
   linear_plans_ = plan_linears(plan_, linear_sites(config_));
@@ -101,9 +102,8 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   freeze(options.settings.frozen);
   const size_t first = std::max<size_t>(first_trained_, 1);
   if (options.settings.offloads_saved && !part_.is_whole()) {
-    throw ConfigError(
-        "offload.activations has no implementation for parallelism.pipeline above 1; take "
-        "model.recompute");
+    throw KeyError("offload.activations",
+                   " has no implementation for parallelism.pipeline above 1; take model.recompute");
   }
   if (options.settings.offloads_saved && options.gradients && first <= blocks_.size()) {
     offload_ = std::make_unique<SavedOffload>(device, blocks_.size() + 1 - first);

@@ -14,6 +14,7 @@
 
 #include "base/content_hash.h"
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/math.h"
 #include "base/text.h"
 #include "model/decoder.h"
@@ -83,7 +84,7 @@ void Decoder::freeze(const std::vector<std::string>& patterns) {
     parameter->trained = !is_bias && trains(parameter->name);
   }
   for (const std::string& pattern : patterns) {
-    check_pattern("training.frozen:", pattern, "parameter", names);
+    check_pattern("training.frozen", pattern, "parameter", names);
   }
   if (experts_.ranks > 1) {
     check_experts_alike(names, trains, config_.moe.experts);
@@ -93,7 +94,7 @@ void Decoder::freeze(const std::vector<std::string>& patterns) {
     first = trains(name) ? std::min(first, block_of(name, config_)) : first;
   }
   if (first > config_.num_hidden_layers) {
-    throw ConfigError("training.frozen: its patterns match all parameters; leave some to train");
+    throw KeyError("training.frozen", ": its patterns match all parameters; leave some to train");
   }
   const int64_t own = part_.blocks();
   const auto block_of_unit = [&](int64_t unit) {
@@ -115,19 +116,21 @@ Parameter* Decoder::add_scales(const LinearSite& whole) {
   for (int64_t& piece : pieces) {
     const int64_t parts = whole.split == Split::columns ? tensor_.divisor() : 1;
     if (cuts && piece % (block * parts) != 0) {
-      throw ConfigError(fmt::format(
-          "model.lora.base: {} has a part of {} rows, which are no blocks of 128; take bf16, or "
-          "'{} row'",
-          whole.name, piece / parts, name_of(config_.lora.base.dtype)));
+      throw KeyError(
+          "model.lora.base",
+          fmt::format(
+              ": {} has a part of {} rows, which are no blocks of 128; take bf16, or '{} row'",
+              whole.name, piece / parts, name_of(config_.lora.base.dtype)));
     }
     piece = ceil_div(piece, block);
   }
   const int64_t across = by_row ? 1 : ceil_div(whole.in_features, block);
   const int64_t columns = by_row || whole.split != Split::rows ? 1 : tensor_.divisor();
   if (columns > 1 && whole.in_features % (block * columns) != 0) {
-    throw ConfigError(fmt::format(
-        "model.lora.base: {} has a part of {} columns, which are no blocks of 128; take bf16",
-        whole.name, whole.in_features / columns));
+    throw KeyError(
+        "model.lora.base",
+        fmt::format(": {} has a part of {} columns, which are no blocks of 128; take bf16",
+                    whole.name, whole.in_features / columns));
   }
   const Shape shape = {std::accumulate(pieces.begin(), pieces.end(), int64_t{0}), across};
   Sharding scales = sharding_of(
@@ -146,10 +149,10 @@ void Decoder::add_adapters(const LinearSite& whole, const LinearPlan& plan, Line
   const std::vector<int64_t> pieces = whole.pieces();
   for (const LoraPiece& piece : lora_pieces(config_, whole)) {
     if (plan.is_smoothed()) {
-      throw ConfigError(fmt::format(
-          "model.lora.targets: {} has an input that the plan {} smooths, which an adapter does not "
-          "read; leave it out",
-          piece.module, plan_.name));
+      throw KeyError("model.lora.targets",
+                     fmt::format(": {} has an input that the plan {} smooths, which an adapter "
+                                 "does not read; leave it out",
+                                 piece.module, plan_.name));
     }
     const TensorFormat type = plain(plan_.activation);
     LinearPlan inner = {.activation = plan_.activation};

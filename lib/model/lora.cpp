@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "model/hf_names.h"
 #include "model/linear_sites.h"
 
@@ -64,10 +65,10 @@ void check_targets(const ModelConfig& config) {
       std::ranges::transform(names, std::back_inserter(ends), last_part);
       std::ranges::sort(ends);
       ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
-      throw ConfigError(
-          fmt::format("model.lora.targets: '{}' matches no linear layer of a block; expected {}, "
-                      "parts of names such as {}, or {}",
-                      target, fmt::join(ends, ", "), names.front(), kAll));
+      throw KeyError("model.lora.targets",
+                     fmt::format(": '{}' matches no linear layer of a block; expected {}, parts of "
+                                 "names such as {}, or {}",
+                                 target, fmt::join(ends, ", "), names.front(), kAll));
     }
   }
 }

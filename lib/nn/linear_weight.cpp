@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "nn/cast_error.h"
 #include "ops/cast/blockwise_parts.h"
 #include "ops/cast/quantize.h"
@@ -130,7 +131,8 @@ void LinearWeight::allocate(Device& device, ParameterStore& store) {
 void LinearWeight::check_device(const Device& device) const {
   for (const GemmPlan* gemm : {&plan_.fprop, &plan_.dgrad, &plan_.wgrad}) {
     if (gemm->emulate_accumulator && device.traits().fp8_gemm_by_library) {
-      throw DeviceError("fp8.accumulation: emulated is for device: cpu; a GPU has the accumulator");
+      throw Keyed<DeviceError>("fp8.accumulation",
+                               ": emulated is for device: cpu; a GPU has the accumulator");
     }
   }
   const DeviceTraits& traits = device.traits();

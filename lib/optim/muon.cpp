@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "ops/gemm/gemm.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/storage/storage.h"
@@ -128,17 +129,16 @@ Muon::Muon(const OptimizerSite& site)
 void Muon::check_formats(const Parameter& parameter) const {
   const ParameterFormats& formats = parameter.formats;
   if (formats.value != TensorFormat{}) {
-    throw ConfigError(
-        "optimizer.name: muon updates fp32 weights, and the plan stores those of linear layers "
-        "as " +
-        describe(formats.value) + "; set precision." +
-        (formats.is_master ? "master_weight" : "weight") + ": fp32, or take adamw");
+    throw KeyError("optimizer.name",
+                   ": muon updates fp32 weights, and the plan stores those of linear layers as " +
+                       describe(formats.value) + "; set precision." +
+                       (formats.is_master ? "master_weight" : "weight") + ": fp32, or take adamw");
   }
   if (!is_momentum_format(formats.moment1)) {
-    throw ConfigError(
-        "optimizer.name: muon stores its momentum in formats that round to nearest, and the plan's "
-        "moment1 is " +
-        describe(formats.moment1) + "; set precision.moment1: bf16, or take adamw");
+    throw KeyError(
+        "optimizer.name",
+        ": muon stores its momentum in formats that round to nearest, and the plan's moment1 is " +
+            describe(formats.moment1) + "; set precision.moment1: bf16, or take adamw");
   }
 }
 

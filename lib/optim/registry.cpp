@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "base/key_error.h"
 #include "optim/optimizer.h"
 
 namespace fp8train {
@@ -48,9 +49,9 @@ const OptimizerEntry& optimizer_named(std::string_view name) {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSite& site) {
   const OptimizerEntry& entry = optimizer_named(site.settings.name);
   if (entry.whole_cost != nullptr && site.parameters->shards() != nullptr) {
-    throw ConfigError("optimizer.name: " + site.settings.name +
-                      " updates whole matrices, which cannot be cut into parts; set "
-                      "parallelism.zero_stage: 0 or 1, or take adamw");
+    throw KeyError("optimizer.name", ": " + site.settings.name +
+                                         " updates whole matrices, which cannot be cut into parts; "
+                                         "set parallelism.zero_stage: 0 or 1, or take adamw");
   }
   return entry.make(site);
 }

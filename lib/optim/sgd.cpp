@@ -1,6 +1,7 @@
 // SGD with momentum and decoupled weight decay (ops::sgd): fp32 weights, gradients and momentum.
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "optim/optimizer.h"
 #include "optim/registry.h"
 
@@ -43,9 +44,9 @@ class Sgd final : public Optimizer {
     const bool plain = formats.value == fp32 && formats.gradient == fp32 &&
                        (settings().momentum == 0.0 || formats.moment1 == fp32);
     if (!plain) {
-      throw ConfigError(
-          "optimizer.name: sgd updates fp32 weights with fp32 gradients and an fp32 momentum; "
-          "choose adamw, or a plan with fp32 weights, gradients and moments");
+      throw KeyError("optimizer.name",
+                     ": sgd updates fp32 weights with fp32 gradients and an fp32 momentum; choose "
+                     "adamw, or a plan with fp32 weights, gradients and moments");
     }
   }
 

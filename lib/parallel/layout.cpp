@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/nearest.h"
 #include "base/text.h"
 #include "nn/context_gather.h"
@@ -99,24 +100,24 @@ std::pair<int64_t, int64_t> blocks_of_part(const ParallelLayout& layout, int64_t
         layout.pipeline, counted(blocks, "block"), blocks));
   }
   if (parts > blocks) {
-    throw ConfigError(fmt::format(
-        "parallelism.virtual_stages is {} in each of {} stages, and the model has {}: each needs "
-        "one at least; the nearest number that works is {}",
-        layout.virtual_stages, layout.pipeline, counted(blocks, "block"),
-        blocks / layout.pipeline));
+    throw KeyError("parallelism.virtual_stages",
+                   fmt::format(" is {} in each of {} stages, and the model has {}: each needs one "
+                               "at least; the nearest number that works is {}",
+                               layout.virtual_stages, layout.pipeline, counted(blocks, "block"),
+                               blocks / layout.pipeline));
   }
   const std::vector<int64_t> given =
       layout.stage_blocks.empty() ? deal_blocks(blocks, parts, head_blocks) : layout.stage_blocks;
   const int64_t sum = std::accumulate(given.begin(), given.end(), int64_t{0});
   if (std::ssize(given) != parts || sum != blocks || std::ranges::min(given) < 1) {
-    throw ConfigError(fmt::format(
-        "parallelism.stage_blocks: {} take {} that add up to {} blocks, each at least 1, and not "
-        "{} "
-        "that add up to {}",
-        layout.virtual_stages == 1
-            ? counted(parts, "stage")
-            : fmt::format("{} stages of {} chunks", layout.pipeline, layout.virtual_stages),
-        counted(parts, "number"), blocks, std::ssize(given), sum));
+    throw KeyError(
+        "parallelism.stage_blocks",
+        fmt::format(
+            ": {} take {} that add up to {} blocks, each at least 1, and not {} that add up to {}",
+            layout.virtual_stages == 1
+                ? counted(parts, "stage")
+                : fmt::format("{} stages of {} chunks", layout.pipeline, layout.virtual_stages),
+            counted(parts, "number"), blocks, std::ssize(given), sum));
   }
   const int64_t first = std::accumulate(given.begin(), given.begin() + part, int64_t{0});
   return {first, first + given[static_cast<size_t>(part)]};

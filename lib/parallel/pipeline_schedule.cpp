@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/math.h"
 #include "base/names.h"
 #include "base/text.h"
@@ -145,11 +146,12 @@ class ListScheduler {
 PipelineSchedule interleave(const PipelineShape& shape) {
   const int64_t group = shape.stages;
   if (shape.micro_batches % group != 0) {
-    throw ConfigError(fmt::format(
-        "parallelism.schedule: interleaved takes a multiple of {} micro-batches with as many "
-        "stages, and a step has {} (training.gradient_accumulation_steps); the next number that "
-        "works is {}",
-        group, shape.micro_batches, round_up(shape.micro_batches, group)));
+    throw KeyError(
+        "parallelism.schedule",
+        fmt::format(
+            ": interleaved takes a multiple of {} micro-batches with as many stages, and a step "
+            "has {} (training.gradient_accumulation_steps); the next number that works is {}",
+            group, shape.micro_batches, round_up(shape.micro_batches, group)));
   }
   const auto pass = [&](ActionKind kind, int64_t number) {
     const auto chunk = static_cast<int>(number / group % shape.chunks);
@@ -244,10 +246,10 @@ PipelineSchedule make_schedule(ScheduleKind kind, const PipelineShape& shape) {
     return interleave(shape);
   }
   if (shape.chunks > 1) {
-    throw ConfigError(fmt::format(
-        "parallelism.virtual_stages is {}, and with parallelism.schedule: {} each stage has one; "
-        "set it to 1, or take interleaved",
-        shape.chunks, name_in(kScheduleKinds, kind)));
+    throw KeyError("parallelism.virtual_stages",
+                   fmt::format(" is {}, and with parallelism.schedule: {} each stage has one; set "
+                               "it to 1, or take interleaved",
+                               shape.chunks, name_in(kScheduleKinds, kind)));
   }
   return ListScheduler(shape, kind == ScheduleKind::zero_bubble).make();
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/nearest.h"
 #include "comm/exchange/reduce.h"
 #include "parallel/strategies.h"
@@ -67,22 +68,22 @@ int StrategySite::shard_ranks() const {
   const int64_t given = settings.shard_ranks;
   const int64_t sharing = given == 0 ? ranks : given == kRanksOfNode ? of_node : given;
   if (sharing != ranks && shape.expert > 1) {
-    throw ConfigError(fmt::format(
-        "parallelism.shard_ranks is {}; with parallelism.expert above 1 all {} ranks share one "
-        "copy: leave it out",
-        sharing, ranks));
+    throw KeyError(
+        "parallelism.shard_ranks",
+        fmt::format(
+            " is {}; with parallelism.expert above 1 all {} ranks share one copy: leave it out",
+            sharing, ranks));
   }
   if (sharing == 0) {
-    throw ConfigError(
-        "parallelism.shard_ranks: node: the nodes have different numbers of ranks, or fewer than "
-        "share "
-        "a layer; give a number");
+    throw KeyError("parallelism.shard_ranks",
+                   ": node: the nodes have different numbers of ranks, or fewer than share a "
+                   "layer; give a number");
   }
   if (ranks % sharing != 0) {
-    throw ConfigError(fmt::format(
-        "parallelism.shard_ranks is {}, which does not divide {} ranks; the nearest number that "
-        "does is {}",
-        sharing, ranks, nearest_divisor(ranks, sharing)));
+    throw KeyError(
+        "parallelism.shard_ranks",
+        fmt::format(" is {}, which does not divide {} ranks; the nearest number that does is {}",
+                    sharing, ranks, nearest_divisor(ranks, sharing)));
   }
   return static_cast<int>(sharing);
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/trace.h"
 #include "comm/communicator.h"
 #include "comm/exchange/reduce.h"
@@ -90,9 +91,9 @@ void Zero::attach(Device& device, ParameterStore& parameters, const View& amax) 
   RankedStrategy::attach(device, parameters, amax);
   if (layout().adds_shards &&
       (!parameters.automatic_scales(false).empty() || !parameters.automatic_scales(true).empty())) {
-    throw ConfigError(
-        "parallelism.sync_each_batch: this plan moves the scales of its gradients once in a step, "
-        "by the sums of whole gradients; set false");
+    throw KeyError("parallelism.sync_each_batch",
+                   ": this plan moves the scales of its gradients once in a step, by the sums of "
+                   "whole gradients; set false");
   }
   const int sharing = layout().shared.count;
   if (sharing < comm().size()) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/nearest.h"
 #include "base/text.h"
 
@@ -96,11 +97,11 @@ void check_patterns(const PrecisionPlan& plan, const std::vector<LinearSite>& si
     names.push_back(site.name);
   }
   for (const std::string& pattern : plan.exemptions.patterns) {
-    check_pattern("fp8.exempt: pattern", pattern, "linear layer", names);
+    check_pattern("fp8.exempt", pattern, "linear layer", names);
   }
   for (const LayerPlan& layer : plan.layers) {
     if (layer.naming.names.empty()) {  // a file may be written for several models
-      check_pattern("precision.layers: pattern", layer.pattern, "linear layer", names);
+      check_pattern("precision.layers", layer.pattern, "linear layer", names);
     }
   }
 }
@@ -129,15 +130,17 @@ void check_layers(const PrecisionPlan& plan, const std::vector<LinearPlan>& line
       }
     }
     if (!used && exempt == nullptr) {
-      throw ConfigError(
-          fmt::format("precision.layers: '{}' has no effect: later patterns match all of its "
+      throw KeyError(
+          "precision.layers",
+          fmt::format(": '{}' has no effect: later patterns match all of its "
                       "layers, and the last one that matches counts; remove it or move it down",
                       layer.pattern));
     }
     if (!used) {
-      throw ConfigError(fmt::format(
-          "precision.layers: '{}': {} reaches no layer, because all that match are exempt ({}: {})",
-          layer.pattern, layer.plan, exempt->site.name, exempt->exempt_reason));
+      throw KeyError(
+          "precision.layers",
+          fmt::format(": '{}': {} reaches no layer, because all that match are exempt ({}: {})",
+                      layer.pattern, layer.plan, exempt->site.name, exempt->exempt_reason));
     }
   }
 }
@@ -182,10 +185,12 @@ void apply_swiglu(const PrecisionPlan& plan, LinearPlan& linear) {
                       linear.dgrad.a.is_scaled() == linear.dgrad.b.is_scaled() &&
                       linear.wgrad.a.is_scaled() == linear.wgrad.b.is_scaled();
     if (!both) {
-      throw ConfigError(fmt::format(
-          "fp8.swiglu: smooth does not go together with precision.layers '{}': {} for {}, whose "
-          "forward GEMM must read x and w in FP8 and whose backward GEMMs both operands alike",
-          linear.layer_pattern, linear.layer_plan, linear.site.name));
+      throw KeyError(
+          "fp8.swiglu",
+          fmt::format(
+              ": smooth does not go together with precision.layers '{}': {} for {}, whose forward "
+              "GEMM must read x and w in FP8 and whose backward GEMMs both operands alike",
+              linear.layer_pattern, linear.layer_plan, linear.site.name));
     }
     // w / s is another tensor in every pass, so its scale follows from the tensor itself.
     TensorFormat& w = linear.fprop.b;
@@ -202,11 +207,12 @@ void check_recompute(const LinearPlan& linear) {
   const bool by_tensor = x.is_scaled() && x.block == per::tensor;
   const bool codes_as_values = x.is_scaled() && !linear.wgrad.a.is_scaled();
   if (linear.remade_input && (by_tensor || codes_as_values)) {
-    throw ConfigError(fmt::format(
-        "precision.recompute_swiglu: wgrad of {} reads x as '{}', which cannot be made again in "
-        "the backward pass: choose a format with a scale for each block, or without scales "
-        "(precision.wgrad_x{})",
-        linear.site.name, describe(x), linear.layer_plan.empty() ? "" : ", precision.layers"));
+    throw KeyError(
+        "precision.recompute_swiglu",
+        fmt::format(
+            ": wgrad of {} reads x as '{}', which cannot be made again in the backward pass: "
+            "choose a format with a scale for each block, or without scales (precision.wgrad_x{})",
+            linear.site.name, describe(x), linear.layer_plan.empty() ? "" : ", precision.layers"));
   }
 }
 
@@ -223,17 +229,20 @@ void check_swiglu(const PrecisionPlan& plan, const std::vector<LinearPlan>& line
     exempt = linear.site.reads_swiglu ? &linear : exempt;
   }
   if (exempt == nullptr) {
-    throw ConfigError(fmt::format(
-        "fp8.swiglu: {} has no meaning for this model: its MLP is not a SwiGLU; remove it", value));
+    throw KeyError(
+        "fp8.swiglu",
+        fmt::format(": {} has no meaning for this model: its MLP is not a SwiGLU; remove it",
+                    value));
   }
-  throw ConfigError(fmt::format(
-      "fp8.swiglu: {} has no meaning here: every down projection is exempt ({}: {}); remove it",
-      value, exempt->site.name, exempt->exempt_reason));
+  throw KeyError(
+      "fp8.swiglu",
+      fmt::format(": {} has no meaning here: every down projection is exempt ({}: {}); remove it",
+                  value, exempt->site.name, exempt->exempt_reason));
 }
 
 }  // namespace
 
-void check_pattern(std::string_view what, const std::string& pattern, std::string_view noun,
+void check_pattern(std::string_view key, const std::string& pattern, std::string_view noun,
                    std::vector<std::string> names) {
   if (std::ranges::any_of(names, [&](const auto& name) { return glob_match(pattern, name); })) {
     return;
@@ -242,10 +251,10 @@ void check_pattern(std::string_view what, const std::string& pattern, std::strin
   std::erase_if(names, [](const std::string& name) {
     return name.starts_with("layers.") && !name.starts_with("layers.0.");
   });
-  throw ConfigError(fmt::format("{} '{}' matches no {}; {}", what, pattern, noun,
-                                near.empty()
-                                    ? "those of block 0 and outside are: " + joined(names)
-                                    : fmt::format("did you mean {}?", alternatives(near))));
+  throw KeyError(std::string(key),
+                 fmt::format(": '{}' matches no {}; {}", pattern, noun,
+                             near.empty() ? "those of block 0 and outside are: " + joined(names)
+                                          : fmt::format("did you mean {}?", alternatives(near))));
 }
 
 bool glob_match(const std::string& pattern, const std::string& text) {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/text.h"
 #include "ops/gemm/gemm_support.h"
-#include "precision/key_error.h"
 #include "precision/plan_entries.h"
 #include "precision/plan_parts.h"
 #include "precision/role_request.h"
@@ -54,10 +54,10 @@ void for_each_gemm_format(PrecisionPlan& plan, const std::function<void(TensorFo
 void require(bool holds, const PrecisionPlan& plan, const std::string& option,
              const char* meaning) {
   if (!holds) {
-    throw MeaninglessOption(option.substr(0, option.find(':')),
-                            fmt::format("{} has no meaning for plan '{}': it belongs to {}; "
-                                        "remove it",
-                                        option, plan.name, meaning));
+    const std::string key = option.substr(0, option.find(':'));
+    throw MeaninglessOption(
+        key, fmt::format("{} has no meaning for plan '{}': it belongs to {}; remove it",
+                         option.substr(key.size()), plan.name, meaning));
   }
 }
 
@@ -105,8 +105,7 @@ void apply_gemm_flags(const std::vector<bool>& flags, const char* key, Precision
   }
   require(has_scaled_gemms(plan), plan, key, "FP8 plans");
   if (flags.size() != 3) {
-    throw KeyError(key,
-                   fmt::format("{}: expected three booleans, for fprop, dgrad and wgrad", key));
+    throw KeyError(key, ": expected three booleans, for fprop, dgrad and wgrad");
   }
   apply(plan.fprop, flags[0]);
   apply(plan.dgrad, flags[1]);
@@ -188,10 +187,8 @@ void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
       throw KeyError(
           "fp8.swiglu",
           fmt::format(
-              "fp8.swiglu: smooth does not go together with plan '{}', whose backward GEMMs read "
-              "the "
-              "codes of the forward one next to operands that are not scaled: there w has no "
-              "smoothed "
+              ": smooth does not go together with plan '{}', whose backward GEMMs read the codes "
+              "of the forward one next to operands that are not scaled: there w has no smoothed "
               "codes; use bf16_down_input, or give both operands of dgrad and wgrad a scale",
               plan.name));
     }
@@ -299,9 +296,9 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   if (needs_roles(plan.name) && request.roles == RoleRequest{}) {
     throw KeyError(
         "precision.plan",
-        fmt::format("precision.plan: plan '{}' is what its roles say; give at least one, such as "
-                    "precision.moment1",
-                    plan.name));
+        fmt::format(
+            ": plan '{}' is what its roles say; give at least one, such as precision.moment1",
+            plan.name));
   }
   const Followers followers(plan);
   apply_delayed(request, plan);

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "precision/key_error.h"
+#include "base/key_error.h"
 
 namespace fp8train {
 namespace {
@@ -16,8 +16,7 @@ namespace {
 void check_layer_plan(const PrecisionPlan& plan, const PrecisionPlan& other,
                       const LayerPlan& layer) {
   const auto refuse = [&](const std::string& why) {
-    throw KeyError(layer.key(),
-                   fmt::format("{}: '{}': {} {}", layer.key(), layer.pattern, other.name, why));
+    throw KeyError(layer.key(), fmt::format(": '{}': {} {}", layer.pattern, other.name, why));
   };
   if (other.activation != plan.activation) {
     refuse(fmt::format("has activations in {}, the run's plan '{}' in {}: all layers have one type",
@@ -44,9 +43,9 @@ LayerPlan layer_plan(const LayerRequest& request, const PrecisionPlan& run) {
   if (needs_roles(request.plan)) {
     throw KeyError(
         layer.key(),
-        fmt::format("{}: '{}': plan '{}' is what its formats say, which single layers cannot have; "
+        fmt::format(": '{}': plan '{}' is what its formats say, which single layers cannot have; "
                     "name another plan",
-                    layer.key(), layer.pattern, layer.plan));
+                    layer.pattern, layer.plan));
   }
   PrecisionPlan other = plan_named(request.plan, layer.key());
   if (request.format) {
@@ -67,12 +66,12 @@ void check_exempt(const PlanRequest& request, const LayerRequest& layer,
   const bool from_file = !layer.naming.names.empty();
   if (from_file && layer.in_plain_run && has_scaled_gemms(plan) &&
       (rules.first_blocks > 0 || rules.last_blocks > 0)) {
-    throw KeyError("precision.file",
-                   fmt::format("precision.file: '{}': override_nonquantized_autocast: true would "
-                               "scale layers of blocks "
-                               "that fp8.first_blocks and fp8.last_blocks keep in high precision: "
-                               "remove one of the two",
-                               layer.pattern));
+    throw KeyError(
+        "precision.file",
+        fmt::format(
+            ": '{}': override_nonquantized_autocast: true would scale layers of blocks that "
+            "fp8.first_blocks and fp8.last_blocks keep in high precision: remove one of the two",
+            layer.pattern));
   }
 }
 
@@ -91,9 +90,8 @@ int first_window(const GemmPlan& fprop, const GemmPlan& dgrad, const GemmPlan& w
 
 void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
   if (!request.layers.empty() && !request.file_layers.empty()) {
-    throw KeyError(
-        "precision.layers",
-        "precision.layers and precision.file both name plans of layers: give one of them");
+    throw KeyError("precision.layers",
+                   " and precision.file both name plans of layers: give one of them");
   }
   const std::vector<LayerRequest>& layers =
       request.layers.empty() ? request.file_layers : request.layers;
@@ -105,9 +103,9 @@ void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
     if (own != 0 && window != 0 && own != window) {
       throw KeyError(
           layer.key(),
-          fmt::format("{}: '{}': {} scales by the step itself for {} steps, other layers for {}: "
+          fmt::format(": '{}': {} scales by the step itself for {} steps, other layers for {}: "
                       "give both one history length",
-                      layer.key(), layer.pattern, layer.plan, own, window));
+                      layer.pattern, layer.plan, own, window));
     }
     window = own != 0 ? own : window;
     plan.layers.push_back(layer);
@@ -116,7 +114,7 @@ void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
 
 void apply_schedule(const PlanRequest& request, PrecisionPlan& plan) {
   const auto refuse = [](const std::string& why) {
-    throw KeyError("precision.schedule", "precision.schedule: " + why);
+    throw KeyError("precision.schedule", ": " + why);
   };
   double before = 0;
   for (size_t i = 0; i < request.schedule.size(); ++i) {

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "ops/exchange/wire_formats.h"
-#include "precision/key_error.h"
 
 namespace fp8train {
 namespace {
@@ -16,7 +16,7 @@ TensorFormat parse_role_format(const char* name, const std::string& text) {
     format = parse_format(text);
   } catch (const ConfigError& error) {
     const std::string key = fmt::format("precision.{}", name);
-    throw KeyError(key, fmt::format("{}: {}", key, error.what()));
+    throw KeyError(key, fmt::format(": {}", error.what()));
   }
   if (is_fp8(format.dtype) && !format.is_scaled()) {
     format.policy = ScalePolicy::current;
@@ -89,11 +89,9 @@ void apply_gemm_roles(const PlanRequest& request, PrecisionPlan& plan) {
     }
     for (size_t i = 0; i < plain_gemms.size(); ++i) {
       if (plain_gemms[i] && kGemms[i] == role.gemm) {
-        throw KeyError(
-            fmt::format("precision.{}", role.name),
-            fmt::format("precision.{}: fp8.override_linear_precision keeps this GEMM in high "
-                        "precision; remove one of the two",
-                        role.name));
+        throw KeyError(fmt::format("precision.{}", role.name),
+                       ": fp8.override_linear_precision keeps this GEMM in high precision; remove "
+                       "one of the two");
       }
     }
     plan.*role.gemm.*role.operand = parse_role_format(role.name, text);

@@ -5,13 +5,13 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/text.h"
 #include "numeric/with_type.h"
 #include "ops/cast/block_formats.h"
 #include "ops/exchange/wire.h"
 #include "ops/exchange/wire_formats.h"
 #include "ops/gemm/gemm_support.h"
-#include "precision/key_error.h"
 #include "precision/plan.h"
 #include "tensor/encoded.h"
 
@@ -22,8 +22,7 @@ namespace {
 [[noreturn]] void refuse(const char* role, const TensorFormat& format, const std::string& why,
                          const std::string& other = "") {
   const std::string key = fmt::format("precision.{}", role);
-  throw KeyError(key, fmt::format("{}: '{}' {}", key, describe(format), why),
-                 {"precision." + other});
+  throw KeyError(key, fmt::format(": '{}' {}", describe(format), why), {"precision." + other});
 }
 
 bool is_plain(const TensorFormat& format, DType dtype) {
@@ -273,11 +272,11 @@ void check_self_exact(const PrecisionPlan& plan) {
   const TensorFormat& wire = plan.gradient_wire;
   if (plan.self_exact && (wire == plan.weight_gradient || is_plain(wire, DType::f32) ||
                           wire.policy == ScalePolicy::automatic)) {
-    throw KeyError("precision.self_exact",
-                   fmt::format("precision.self_exact has no meaning if gradients are stored in "
-                               "'{}' and cross the wire "
-                               "in '{}': remove it",
-                               describe(plan.weight_gradient), describe(wire)));
+    throw KeyError(
+        "precision.self_exact",
+        fmt::format(
+            " has no meaning if gradients are stored in '{}' and cross the wire in '{}': remove it",
+            describe(plan.weight_gradient), describe(wire)));
   }
 }
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/names.h"
 #include "base/nearest.h"
 #include "base/text.h"
-#include "precision/key_error.h"
 #include "precision/plan_entries.h"
 
 namespace fp8train {
@@ -43,7 +43,7 @@ void check_method(const PlanRequest& request, bool by_level) {
   const auto refuse = [&](bool given, const char* key, const std::string& advice) {
     if (given) {
       throw KeyError(
-          key, fmt::format("{} has no meaning with fp8.backend: {}; {}", key,
+          key, fmt::format(" has no meaning with fp8.backend: {}; {}",
                            request.backend.empty() ? backends().front() : request.backend, advice));
     }
   };
@@ -68,7 +68,7 @@ const PlanEntry& entry_named(const std::string& name, const char* key = "precisi
   const std::vector<std::string> near = nearest_names(name, names);
   throw KeyError(
       key,
-      fmt::format("{}: no plan '{}'; {} plans are: {}", key, name,
+      fmt::format(": no plan '{}'; {} plans are: {}", name,
                   near.empty() ? "the" : fmt::format("did you mean {}? The", alternatives(near)),
                   fmt::join(names, ", ")));
 }
@@ -104,7 +104,7 @@ std::string plan_for_method(const PlanRequest& request) {
   const char* key = recipe.empty() ? "fp8.backend" : by_level ? "fp8.opt_level" : "fp8.recipe";
   throw KeyError(
       key,
-      fmt::format("{}: no plan for backend '{}' and recipe '{}'; there are {}: {}; {}", key,
+      fmt::format(": no plan for backend '{}' and recipe '{}'; there are {}: {}; {}",
                   request.backend, by_level ? request.opt_level : request.recipe, backends_text(),
                   recipes_text(), fmt::format("{}: {}", level_backend().name, opt_levels_text())));
 }

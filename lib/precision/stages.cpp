@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "precision/key_error.h"
+#include "base/key_error.h"
 #include "precision/plan_parts.h"
 
 namespace fp8train {
@@ -32,19 +32,16 @@ void check_stored_alike(const PrecisionPlan& run, const PrecisionPlan& stage) {
     if (text != of_stage[i].second) {
       throw KeyError(
           "precision.schedule",
-          fmt::format(
-              "precision.schedule: '{}' has {} in '{}', the run's plan '{}' in '{}': what is "
-              "stored "
-              "and sent cannot change during a run; set precision.{} to one of them for all stages",
-              stage.name, role, of_stage[i].second, run.name, text, role));
+          fmt::format(": '{}' has {} in '{}', the run's plan '{}' in '{}': what is stored and sent "
+                      "cannot change during a run; set precision.{} to one of them for all stages",
+                      stage.name, role, of_stage[i].second, run.name, text, role));
     }
   }
   if (run.dynamic_loss_scaling != stage.dynamic_loss_scaling) {
-    throw KeyError(
-        "precision.schedule",
-        fmt::format("precision.schedule: only one of '{}' and '{}' scales the loss dynamically, "
-                    "which cannot change during a run",
-                    run.name, stage.name));
+    throw KeyError("precision.schedule",
+                   fmt::format(": only one of '{}' and '{}' scales the loss dynamically, which "
+                               "cannot change during a run",
+                               run.name, stage.name));
   }
 }
 
@@ -54,12 +51,10 @@ int64_t end_of(const Stage& stage, int64_t begin, int64_t steps) {
                      : stage.until < 1 ? std::floor(stage.until * static_cast<double>(steps))
                                        : stage.until;
   if (end <= static_cast<double>(begin) || end > static_cast<double>(steps)) {
-    throw KeyError(
-        "precision.schedule",
-        fmt::format(
-            "precision.schedule: the stage after step {} would end at step {} of a run of {}: give "
-            "each stage at least one step",
-            begin, end, steps));
+    throw KeyError("precision.schedule",
+                   fmt::format(": the stage after step {} would end at step {} of a run of {}: "
+                               "give each stage at least one step",
+                               begin, end, steps));
   }
   return static_cast<int64_t>(end);
 }
@@ -88,8 +83,7 @@ PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
   try {
     plan = resolve_plan(stage);
   } catch (const ConfigError& error) {
-    throw KeyError("precision.schedule",
-                   fmt::format("precision.schedule: stage '{}': {}", name, error.what()));
+    throw KeyError("precision.schedule", fmt::format(": stage '{}': {}", name, error.what()));
   }
   check_stored_alike(run, plan);
   return plan;

@@ -6,13 +6,11 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "base/math.h"
 #include "base/nearest.h"
 #include "base/quantities.h"
 #include "device/cuda/cuda_device.h"
 #include "device/device_questions.h"
-#include "train/records/run_statistics.h"
 
 namespace fp8train {
 namespace {
@@ -63,19 +61,6 @@ StageRuns largest_stage_runs(const Session& session, const DryRunOfRank& of_rank
 
 DryRunStep largest_rank(const Session& session, const DryRunOfRank& of_rank) {
   return std::move(largest_stage_runs(session, of_rank).largest_run());
-}
-
-void log_notes(const Session& session, bool trains) {
-  for (const std::string& line : session.settings.notes.lines) {
-    log_info(line);
-  }
-  if (trains && !session.not_copied.empty()) {
-    log_info(session.not_copied);
-  }
-  log_warnings(session.notes);
-  if (trains) {
-    log_warnings(session.training_notes);
-  }
 }
 
 int job_ranks(const JobSettings& job) {

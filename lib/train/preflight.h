@@ -33,10 +33,6 @@ StageRuns largest_stage_runs(const Session& session, const DryRunOfRank& of_rank
 /// Returns that of the pipeline stage that needs the most memory.
 DryRunStep largest_rank(const Session& session, const DryRunOfRank& of_rank);
 
-/// Logs the notes of a session: keys that were read under another name, as information, and
-/// settings that have no meaning here, as warnings.
-void log_notes(const Session& session, bool trains = false);
-
 /// Sets settings.job to the ranks to plan for and returns their number. `world_size` and
 /// `ranks_per_node` come from a command line; if one is 0, the job has it already. With a
 /// `world_size` alone nodes have 8 ranks; without it, and where the job has one rank only, it is

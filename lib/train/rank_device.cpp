@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "comm/backends/backends.h"
 #include "comm/backends/nccl_library.h"
 #include "comm/backends/rendezvous.h"
@@ -60,10 +61,9 @@ RankDevice device_by_rendezvous(const Settings& settings) {
   RankDevice rank_device =
       device_of_rank(settings, rendezvous.local_rank, rendezvous.local_rank + 1);
   if (rank_device.device->kind() != DeviceKind::cuda) {
-    throw ConfigError(fmt::format(
-        "comm.bootstrap: file is for ranks on GPUs, and this one computes on the cpu ({}); ranks "
-        "on CPUs need MPI",
-        rank_device.reason));
+    throw KeyError("comm.bootstrap", fmt::format(": file is for ranks on GPUs, and this one "
+                                                 "computes on the cpu ({}); ranks on CPUs need MPI",
+                                                 rank_device.reason));
   }
   rank_device.comm = make_nccl_communicator(rendezvous, *rank_device.device);
   rank_device.note = "met by a file";
@@ -73,9 +73,9 @@ RankDevice device_by_rendezvous(const Settings& settings) {
 void check_backend(const Settings& settings, const RankDevice& rank_device) {
   if (settings.comm.backend == CommBackend::nccl &&
       rank_device.device->kind() != DeviceKind::cuda) {
-    throw ConfigError(fmt::format(
-        "comm.backend: nccl is for ranks on GPUs, and this one computes on the cpu ({})",
-        rank_device.reason));
+    throw KeyError("comm.backend",
+                   fmt::format(": nccl is for ranks on GPUs, and this one computes on the cpu ({})",
+                               rank_device.reason));
   }
 }
 

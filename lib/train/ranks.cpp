@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/flight_recorder.h"
+#include "base/key_error.h"
 
 namespace fp8train {
 namespace {
@@ -74,10 +75,10 @@ void check_shared_folder(Communicator& comm, const std::filesystem::path& folder
       comm.all_gather_values(static_cast<uint8_t>(std::filesystem::exists(lock, unseen) ? 1 : 0));
   for (size_t rank = 0; rank < seen.size(); ++rank) {
     if (seen[rank] == 0) {
-      throw ConfigError(fmt::format(
-          "output_dir: rank {} does not see {}, which rank 0 has made: it must be the same folder "
-          "on all nodes, of a shared file system",
-          rank, folder.string()));
+      throw KeyError("output_dir",
+                     fmt::format(": rank {} does not see {}, which rank 0 has made: it must be the "
+                                 "same folder on all nodes, of a shared file system",
+                                 rank, folder.string()));
     }
   }
 }

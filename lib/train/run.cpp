@@ -54,7 +54,8 @@ class Run {
         records_(std::move(parts.records)),
         device_(parts.rank_device->device.get()),
         watch_(settings().training, session_.stages.front().plan.dynamic_loss_scaling),
-        checkpoints_(records_.directory().checkpoints(), session_, watch_.skips(), records_, comm),
+        checkpoints_(records_.directory().checkpoints(), session_, watch_.skips(), records_, comm,
+                     *parts.listener),
         listener_(parts.listener),
         step_log_(session_, *device_, records_, *listener_),
         resolved_config_(show_settings(session_.settings, true)),  // with the steps of warm-up
@@ -300,9 +301,7 @@ class Run {
     checkpoints_.went_back_to(back.state.step);
     begin_at(back.state);
     records_.write_rollbacks(state_.rollbacks, state_.step);
-    log_warning(fmt::format("{}; {}", divergence.what(),
-                            describe(state_.rollbacks.back(), state_.rollbacks.size(),
-                                     settings().training.max_rollbacks)));
+    listener_->went_back(divergence, state_, settings().training.max_rollbacks);
   }
 
   void evaluate_in_between() {

@@ -13,6 +13,27 @@ namespace fp8train {
 
 struct RunParts;
 
+/// A step that was to be saved, and is not yet.
+struct UnsavedStep {
+  enum class Reason { loss_not_finite, gradient_not_finite, high_loss, earlier_save, failure };
+  int64_t step = 0;
+  Reason reason = Reason::failure;
+  int64_t other_step = 0;  ///< of the checkpoint that is intact, none below 1; of an earlier save
+  std::string failure;
+  int64_t failures = 0;  ///< in a row, of at most `max_failures`
+  int64_t max_failures = 0;
+};
+
+/// An automatic interval of saves, in seconds but for its steps.
+struct FoundInterval {
+  int64_t steps = 0;
+  double seconds = 0;  ///< of the interval
+  double stall = 0;    ///< in which a save stops training
+  double write = 0;
+  double mtbf = 0;
+  double lost_part = 0;  ///< of the job's time
+};
+
 /// Called on the first rank by the thread that trains; what is passed lives as long as the call. It
 /// does nothing: classes that show a run override it.
 class RunListener {
@@ -20,6 +41,8 @@ class RunListener {
   virtual ~RunListener() = default;
 
   virtual void opened(const RunDirectory& /*directory*/) {}
+  /// Session::notes, and those of its settings, are to be shown.
+  virtual void noted(const Session& /*session*/) {}
   /// The start and the memory of the run are known. `dry_run` is of largest_stage().
   virtual void planned(const RunParts& /*parts*/, const RankMemory& /*memory*/,
                        const DryRunStep& /*dry_run*/) {}
@@ -38,6 +61,11 @@ class RunListener {
   /// `is_final`: over all of the data, which are documents if `of_documents`.
   virtual void validated(int64_t /*step*/, const LossReport& /*loss*/, bool /*is_final*/,
                          bool /*of_documents*/) {}
+  virtual void put_off_save(const UnsavedStep& /*unsaved*/) {}
+  virtual void found_interval(const FoundInterval& /*interval*/) {}
+  /// The last of the state's rollbacks has been made.
+  virtual void went_back(const DivergenceError& /*divergence*/, const TrainingState& /*state*/,
+                         int64_t /*max_rollbacks*/) {}
   virtual void sampled(int64_t /*step*/, const std::string& /*text*/) {}
   /// Steps after `step` have this plan, or none of its scales. `is_new`: the engine is another one.
   virtual void changed_plan(int64_t /*step*/, const PrecisionPlan& /*plan*/, bool /*scales*/,

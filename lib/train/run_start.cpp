@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "base/error_prefix.h"
 #include "base/flight_recorder.h"
+#include "base/key_error.h"
 #include "base/log.h"
 #include "config/load.h"
 #include "engine/dry_run.h"
@@ -59,18 +59,18 @@ FoundStart find_start(const Session& session, const std::filesystem::path& check
   FoundStart found;
   if (from == ResumeFrom::nothing) {
     if (!find_checkpoints(checkpoints).empty()) {
-      throw ConfigError(fmt::format(
-          "checkpoint.resume is never, but {} holds checkpoints of an earlier run; choose another "
-          "output_dir or remove that folder",
-          checkpoints.string()));
+      throw KeyError("checkpoint.resume",
+                     fmt::format(" is never, but {} holds checkpoints of an earlier run; choose "
+                                 "another output_dir or remove that folder",
+                                 checkpoints.string()));
     }
     return found;
   }
   // Others may see an older folder.
   const int64_t step = found_by_first_rank(comm, [&]() -> int64_t {
     return from == ResumeFrom::folder
-               ? with_prefix<CheckpointError>(
-                     "checkpoint.resume: ",
+               ? keyed<CheckpointError>(
+                     "checkpoint.resume",
                      [&] { return verify_checkpoint(checkpoint.resume, depth).step; })
                : newest_step(checkpoints, found, {.depth = depth});
   });
@@ -145,7 +145,7 @@ RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevi
   if (!parts.records.lock_warning().empty()) {
     log_warning(parts.records.lock_warning());
   }
-  log_notes(session, true);
+  parts.listener->noted(session);
   parts.found = find_start(session, directory.checkpoints(), comm, Verify::sizes);
   session.enter_stage(session.stage_after(parts.found.step));
   parts.plan = plan_memory(parts);

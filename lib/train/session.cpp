@@ -7,6 +7,7 @@
 
 #include "base/cache_folder.h"
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/machine.h"
 #include "base/math.h"
 #include "config/load.h"
@@ -21,7 +22,6 @@
 #include "optim/registry.h"
 #include "precision/linear_plan.h"
 #include "train/probed_products.h"
-#include "train/session_notes.h"
 
 namespace fp8train {
 namespace {
@@ -38,17 +38,18 @@ void check_vocabulary(const ModelConfig& model, const Settings& settings,
     return;
   }
   if (from.empty()) {
-    throw ConfigError(
-        fmt::format("model.vocab_size is {}, but the tokenizer has {} ids; use at least that many",
-                    model.vocab_size, ids));
+    throw KeyError("model.vocab_size",
+                   fmt::format(" is {}, but the tokenizer has {} ids; use at least that many",
+                               model.vocab_size, ids));
   }
   if (!tokenizers::has_tokenizer(from)) {
-    throw ConfigError(fmt::format(
-        "data.tokenizer: '{}'{} has {} tokens, but the model of {} has {}, and that folder has no "
-        "tokenizer; set data.tokenizer to the tokenizer of the model, or "
-        "model.resize_vocabulary: {} to add tokens to the model",
-        name, name == DataSettings().tokenizer ? " (the default)" : "", ids, from, model.vocab_size,
-        ids));
+    throw KeyError(
+        "data.tokenizer",
+        fmt::format(": '{}'{} has {} tokens, but the model of {} has {}, and that folder has no "
+                    "tokenizer; set data.tokenizer to the tokenizer of the model, or "
+                    "model.resize_vocabulary: {} to add tokens to the model",
+                    name, name == DataSettings().tokenizer ? " (the default)" : "", ids, from,
+                    model.vocab_size, ids));
   }
   throw ConfigError(fmt::format(
       "the model of {} has {} tokens, but the tokenizer has {}; model.resize_vocabulary: {} adds "
@@ -62,8 +63,9 @@ ModelConfig resolve_model(Session& session) {
   ModelConfig model = settings.config;
   if (!settings.from.empty()) {
     if (!std::filesystem::exists(settings.from)) {
-      throw CheckpointError(
-          fmt::format("model.from: there is no folder {}; models are not downloaded: fetch it, for "
+      throw Keyed<CheckpointError>(
+          "model.from",
+          fmt::format(": there is no folder {}; models are not downloaded: fetch it, for "
                       "example with `hf download NAME --local-dir FOLDER`, and name the folder",
                       settings.from));
     }
@@ -71,31 +73,32 @@ ModelConfig resolve_model(Session& session) {
     const auto config = std::filesystem::path(settings.from) / "config.json";
     if (!std::filesystem::exists(config, unseen) && !unseen) {
       const std::string what = describe_other_folder(settings.from);
-      throw CheckpointError(fmt::format(
-          "model.from: {} has no config.json, which every model folder has; {}", settings.from,
-          what.empty() ? "name a checkpoint of a run, or a folder in the form of "
-                         "transformers"
-                       : what));
+      throw Keyed<CheckpointError>(
+          "model.from",
+          fmt::format(": {} has no config.json, which every model folder has; {}", settings.from,
+                      what.empty()
+                          ? "name a checkpoint of a run, or a folder in the form of transformers"
+                          : what));
     }
     HfConfig read = read_hf_config(settings.from);
     model = read.model;
-    const auto add_notes = [&](const std::vector<std::string>& from, std::vector<std::string>& to) {
-      for (const std::string& note : from) {
-        to.push_back(settings.from + "/config.json: " + note);
+    const auto add_notes = [&](const std::vector<std::string>& notes, SessionNote::Kind kind) {
+      for (const std::string& note : notes) {
+        session.note(FileRemark{settings.from + "/config.json: " + note}, kind);
       }
     };
-    add_notes(read.notes, session.notes);
-    add_notes(read.training_notes, session.training_notes);
-    add_notes(read.copying_notes, session.training_notes);
+    add_notes(read.notes, SessionNote::Kind::warning);
+    add_notes(read.training_notes, SessionNote::Kind::warning_of_training);
+    add_notes(read.copying_notes, SessionNote::Kind::warning_of_training);
     session.source = {std::move(read.fields), read_part(settings.from, FolderPart::model)};
     if (const std::string note = note_left_out(settings.from);
         !note.empty() && !is_checkpoint(settings.from)) {
-      session.not_copied = "model.from: " + note;
+      session.note(FileRemark{"model.from: " + note}, SessionNote::Kind::choice_of_training);
     }
     if (settings.resize_vocabulary > 0 && settings.resize_vocabulary < model.vocab_size) {
-      throw ConfigError(fmt::format(
-          "model.resize_vocabulary is {}, but the model of {} has {} tokens; tokens are only added",
-          settings.resize_vocabulary, settings.from, model.vocab_size));
+      throw KeyError("model.resize_vocabulary",
+                     fmt::format(" is {}, but the model of {} has {} tokens; tokens are only added",
+                                 settings.resize_vocabulary, settings.from, model.vocab_size));
     }
     model.vocab_size = std::max(model.vocab_size, settings.resize_vocabulary);
   } else if (tokenizer.vocab_size() > 0) {
@@ -106,7 +109,7 @@ ModelConfig resolve_model(Session& session) {
     model.vocab_size = tokenizer.vocab_size();
   }
   if (model.vocab_size == 0) {
-    throw ConfigError("model.vocab_size is needed, because data.tokenizer: none does not give it");
+    throw KeyError("model.vocab_size", " is needed, because data.tokenizer: none does not give it");
   }
   check_vocabulary(model, session.settings, tokenizer);
   return with_adapters(session.settings, completed(model));
@@ -132,16 +135,18 @@ void check_activations(const EngineSettings& engine) {
 void check_batch(const EngineSettings& engine) {
   const StepSettings& step = engine.step;
   if (step.seq_length > longest_sequence(engine.model)) {
-    throw ConfigError(fmt::format(
-        "data.seq_length {} is longer than {}; shorten it{}", step.seq_length,
-        longest_sequence_reason(engine.model),
-        engine.model.sliding_window > 0 ? "" : " or set model.max_position_embeddings"));
+    throw KeyError(
+        "data.seq_length",
+        fmt::format(
+            " {} is longer than {}; shorten it{}", step.seq_length,
+            longest_sequence_reason(engine.model),
+            engine.model.sliding_window > 0 ? "" : " or set model.max_position_embeddings"));
   }
   if (step.micro_batch_tokens() > kMostRows) {
-    throw ConfigError(fmt::format(
-        "training.micro_batch_size {} * data.seq_length {} is more than {} tokens; lower the "
-        "micro-batch and raise training.gradient_accumulation_steps",
-        step.micro_batch_size, step.seq_length, kMostRows));
+    throw KeyError("training.micro_batch_size",
+                   fmt::format(" {} * data.seq_length {} is more than {} tokens; lower the "
+                               "micro-batch and raise training.gradient_accumulation_steps",
+                               step.micro_batch_size, step.seq_length, kMostRows));
   }
   check_activations(engine);
   plan_linears(engine.plan, linear_sites(engine.model));  // patterns that match nothing throw
@@ -167,11 +172,12 @@ void share_global_batch(const TrainingSettings& training, int data_ranks, StepSe
     return;
   }
   if (step.gradient_accumulation_steps % data_ranks != 0) {
-    throw ConfigError(fmt::format(
-        "training.global_batch_size: {} sequences are not a multiple of {} ranks x "
-        "training.micro_batch_size {}; {}",
-        training.global_batch_size, data_ranks, step.micro_batch_size,
-        divisible_batch(training.global_batch_size, data_ranks, step.micro_batch_size)));
+    throw KeyError(
+        "training.global_batch_size",
+        fmt::format(
+            ": {} sequences are not a multiple of {} ranks x training.micro_batch_size {}; {}",
+            training.global_batch_size, data_ranks, step.micro_batch_size,
+            divisible_batch(training.global_batch_size, data_ranks, step.micro_batch_size)));
   }
   step.gradient_accumulation_steps /= data_ranks;
 }
@@ -185,22 +191,24 @@ void check_prompts(const SampleSettings& sample, const Tokenizer& tokenizer,
     try {
       ids = encode_prompt(tokenizer, prompt);
     } catch (const DataError& error) {
-      throw ConfigError(fmt::format("sample.prompts: {}", error.what()));
+      throw KeyError("sample.prompts", fmt::format(": {}", error.what()));
     }
     if (ids.empty()) {
-      throw ConfigError(
-          "sample.prompts: an empty prompt needs a tokenizer with a beginning-of-sequence id");
+      throw KeyError("sample.prompts",
+                     ": an empty prompt needs a tokenizer with a beginning-of-sequence id");
     }
     for (const int32_t id : ids) {
       if (id >= model.vocab_size) {
-        throw ConfigError(fmt::format(
-            "sample.prompts: token id {} is not below the vocabulary's {}", id, model.vocab_size));
+        throw KeyError(
+            "sample.prompts",
+            fmt::format(": token id {} is not below the vocabulary's {}", id, model.vocab_size));
       }
     }
   }
   if (longest_prompt(sample, tokenizer) > longest_sequence(model)) {
-    throw ConfigError(fmt::format("sample.prompts: the longest has {} tokens, the model reads {}",
-                                  longest_prompt(sample, tokenizer), longest_sequence(model)));
+    throw KeyError("sample.prompts",
+                   fmt::format(": the longest has {} tokens, the model reads {}",
+                               longest_prompt(sample, tokenizer), longest_sequence(model)));
   }
 }
 
@@ -213,10 +221,12 @@ void check_exempt_alike(const Session& session, const PrecisionPlan& other) {
   const bool all_fp32 = parameter_formats(other) == ParameterFormats{};
   for (size_t i = 0; i < sites.size() && !all_fp32; ++i) {
     if (here[i].exempt_reason.empty() != there[i].exempt_reason.empty()) {
-      throw ConfigError(fmt::format(
-          "precision.schedule: {} is exempt in only one of '{}' and '{}' ({}), and what is stored "
-          "of its weight would change during the run: exempt it in both (fp8.exempt)",
-          sites[i].name, first.name, other.name, here[i].exempt_reason + there[i].exempt_reason));
+      throw KeyError(
+          "precision.schedule",
+          fmt::format(": {} is exempt in only one of '{}' and '{}' ({}), and what is stored of its "
+                      "weight would change during the run: exempt it in both (fp8.exempt)",
+                      sites[i].name, first.name, other.name,
+                      here[i].exempt_reason + there[i].exempt_reason));
     }
   }
 }
@@ -228,9 +238,9 @@ void check_stages(const Session& session) {
   }
   if (session.stages.size() > 1 &&
       session.settings.training.on_divergence == OnDivergence::rollback) {
-    throw ConfigError(
-        "training.on_divergence: rollback goes back to a checkpoint of the same plan, and "
-        "precision.schedule has several scaled plans: set it to stop");
+    throw KeyError("training.on_divergence",
+                   ": rollback goes back to a checkpoint of the same plan, and precision.schedule "
+                   "has several scaled plans: set it to stop");
   }
 }
 
@@ -263,9 +273,7 @@ void set_length(Session& session) {
   if (settings.notes.default_warmup && settings.scheduler.warmup_steps == 0) {
     settings.scheduler.warmup_steps = continued_warmup(session.max_steps);
     if (session.max_steps > 0) {
-      settings.notes.lines.push_back(
-          fmt::format("scheduler.warmup_steps is not given: {}, which is 3 % of the run's {} steps",
-                      settings.scheduler.warmup_steps, session.max_steps));
+      session.note(SessionFact::default_warmup, SessionNote::Kind::choice);
     }
   }
   session.stages =
@@ -300,12 +308,11 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
   if (model.moe.experts == 0 && settings.model.from.empty()) {
     engine.step.decoder.moe = {};  // a preset may have had some
   } else if (model.moe.experts == 0 && settings.step.decoder.moe != MoeSettings{}) {
-    throw ConfigError("moe: the model has no experts; remove the section");
+    throw KeyError("moe", ": the model has no experts; remove the section");
   }
   if (settings.precision.recompute_swiglu.value_or(false) && model.mlp != MlpKind::swiglu) {
-    throw ConfigError(
-        "precision.recompute_swiglu: true has no meaning for this model: its MLP is not a SwiGLU; "
-        "remove it");
+    throw KeyError("precision.recompute_swiglu",
+                   ": true has no meaning for this model: its MLP is not a SwiGLU; remove it");
   }
   if (settings.parallelism.layout.context > 1 &&
       engine.plan.attention.gemms() != Fp8Attention::none) {
@@ -323,8 +330,7 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
   ParallelLayout& layout = session.settings.parallelism.layout;
   layout = ranks == 1 ? ParallelLayout{.tensor_parts = layout.tensor_parts} : layout;
   if (layout != settings.parallelism.layout && !open_data) {
-    session.notes.emplace_back(
-        "parallelism: one rank has the whole model; plan for several with --world-size");
+    session.note(SessionFact::whole_model_on_one_rank);
   }
   const int data_ranks = mesh_shape(layout, Topology::blocks(ranks, ranks)).data;
   session.data_ranks = data_ranks;
@@ -332,41 +338,35 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
   add_chat_template(*session.tokenizer, settings.data.chat_template);
   session.engine = engine_settings(session.settings, resolve_model(session));
   share_global_batch(settings.training, data_ranks, session.engine.step);
-  note_other_tokenizer(settings, *session.tokenizer, session.engine.model.vocab_size,
-                       session.notes);
-  note_processes(settings, ranks, session.notes);
+  note_other_tokenizer(session);
+  if (settings.notes.processes > 0 && settings.notes.processes != ranks) {
+    session.note(SessionFact::other_processes);
+  }
   const int64_t state_ranks = data_ranks * layout.context;  // Group::state
   if (state_ranks == 1 && settings.parallelism.zero_stage > 0) {
-    session.notes.push_back(fmt::format(
-        "parallelism.zero_stage: {} has no effect {}", settings.parallelism.zero_stage,
-        ranks == 1 ? "with one rank; start several with mpirun or srun, or plan for them with "
-                     "`fp8train estimate --world-size`"
-                   : "where no two ranks have the same part of the model; start more, or lower "
-                     "parallelism.tensor or parallelism.pipeline"));
+    session.note(SessionFact::unused_zero_stage);
   }
   if (state_ranks > 1 && settings.gemm_tuning && settings.parallelism.zero_stage == 0 &&
       optimizer_named(settings.optimizer.name).repeats_products) {
-    throw ConfigError(fmt::format(
-        "gemm_tuning: with optimizer.name {} every rank must multiply alike, and each would choose "
-        "algorithms of its own; set gemm_tuning: false, or parallelism.zero_stage: 1",
-        settings.optimizer.name));
+    throw KeyError(
+        "gemm_tuning",
+        fmt::format(
+            ": with optimizer.name {} every rank must multiply alike, and each would choose "
+            "algorithms of its own; set gemm_tuning: false, or parallelism.zero_stage: 1",
+            settings.optimizer.name));
   }
   set_length(session);
-  for (size_t i = 0; i < session.stages.size(); ++i) {
-    note_nothing_scaled(session.engine_of(i), settings.precision, session.notes);
-  }
+  note_nothing_scaled(session);
   if (settings.sample.interval > 0) {
     check_prompts(settings.sample, *session.tokenizer, session.engine.model);
   }
   if (open_data) {
     open_corpora_of(session);
   } else if (settings.training.max_epochs > 0) {
-    session.settings.notes.lines.emplace_back(
-        "training.max_epochs: the number of steps follows from the data, which are not read here");
+    session.note(SessionFact::unknown_steps, SessionNote::Kind::choice);
   }
   if (session.max_steps > 0) {
-    note_short_run(session.settings.scheduler, session.max_steps, session.notes);
-    note_high_rate(session.settings, session.max_steps, session.notes);
+    note_schedule(session);
   }
   return session;
 }

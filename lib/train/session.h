@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/settings.h"
@@ -15,6 +16,7 @@
 #include "device/device_choice.h"
 #include "engine/engine.h"
 #include "model/families/config_value.h"
+#include "train/session_notes.h"
 
 namespace fp8train {
 
@@ -44,10 +46,11 @@ struct Session {
   int64_t max_steps = 0;           ///< 0: not known; training.max_epochs needs the data
   int ranks = 1;                   ///< of the run
   int data_ranks = 1;              ///< of them along the data axis of the mesh
-  std::vector<std::string> notes;  ///< settings without a meaning here, to be reported
-  std::vector<std::string> training_notes;  ///< the same of what concerns only a run that trains
-  std::string not_copied;                   ///< a line on files of model.from; empty: none
+  std::vector<SessionNote> notes;  ///< to be reported
 
+  void note(NotedFact fact, SessionNote::Kind kind = SessionNote::Kind::warning) {
+    notes.push_back({kind, std::move(fact)});
+  }
   /// Returns the stage of the step that follows `steps` optimizer steps, or the last one.
   size_t stage_after(int64_t steps) const;
   /// Sets `engine` to the settings of a stage.

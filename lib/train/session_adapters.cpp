@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/error_prefix.h"
+#include "base/key_error.h"
 #include "io/safetensors/adapters.h"
 #include "io/safetensors/tensor_source.h"
 #include "model/linear_sites.h"
@@ -59,14 +59,13 @@ TensorFormat base_format(const Settings& settings, const ModelConfig& model) {
     return settings.model.from.empty() ? plain(activation == DType::bf16 ? DType::bf16 : DType::f32)
                                        : format_of_folder(settings.model.from, model, activation);
   }
-  TensorFormat format =
-      with_prefix<ConfigError>("model.lora.base: ", [&] { return parse_format(base); });
+  TensorFormat format = keyed<ConfigError>("model.lora.base", [&] { return parse_format(base); });
   const bool codes = std::ranges::find(code_formats(), format) != code_formats().end();
   if (!codes && format != TensorFormat{} && format != plain(DType::bf16)) {
-    throw ConfigError(fmt::format(
-        "model.lora.base: '{}' is no format of frozen weights; expected as_file, fp32, bf16, 'e4m3 "
-        "128x128', 'e4m3 row' or 'int8 row'",
-        base));
+    throw KeyError("model.lora.base",
+                   fmt::format(": '{}' is no format of frozen weights; expected as_file, fp32, "
+                               "bf16, 'e4m3 128x128', 'e4m3 row' or 'int8 row'",
+                               base));
   }
   return format;
 }
@@ -79,28 +78,29 @@ ModelConfig with_adapters(const Settings& settings, ModelConfig model) {
   lora = settings.model.config.lora;
   if (!from.empty()) {
     if (settings.model.from.empty()) {
-      throw ConfigError("model.lora.from has adapters of a trained model; give it as model.from");
+      throw KeyError("model.lora.from", " has adapters of a trained model; give it as model.from");
     }
     const LoraSettings given = std::exchange(lora, read_adapter_folder(from).lora);
     if ((given.is_on() && given.rank != lora.rank) ||
         (given.alpha > 0 && given.alpha != lora.alpha) || !given.targets.empty() ||
         (given.use_rslora && !lora.use_rslora)) {
-      throw ConfigError(fmt::format(
-          "model.lora.from: {} has adapters of rank {} and alpha {} and decides their layers; "
-          "remove model.lora.rank, alpha, use_rslora and targets",
-          from, lora.rank, lora.alpha));
+      throw KeyError("model.lora.from",
+                     fmt::format(": {} has adapters of rank {} and alpha {} and decides their "
+                                 "layers; remove model.lora.rank, alpha, use_rslora and targets",
+                                 from, lora.rank, lora.alpha));
     }
   }
   if (lora.is_on() && !settings.model.from.empty() && holds_adapters(settings.model.from)) {
-    throw ConfigError(fmt::format(
-        "model.from: {} has adapters, and others are to be added; add the first to their base with "
-        "fp8train export --merge, or continue them with model.lora.from",
-        settings.model.from));
+    throw KeyError(
+        "model.from",
+        fmt::format(": {} has adapters, and others are to be added; add the first to their base "
+                    "with fp8train export --merge, or continue them with model.lora.from",
+                    settings.model.from));
   }
   if (lora.is_on() && settings.model.resize_vocabulary > 0) {
-    throw ConfigError(
-        "model.resize_vocabulary adds tokens that adapters do not train, and that no checkpoint of "
-        "them holds; export a resized model first");
+    throw KeyError("model.resize_vocabulary",
+                   " adds tokens that adapters do not train, and that no checkpoint of them holds; "
+                   "export a resized model first");
   }
   if (lora.is_on()) {
     lora.targets = peft_targets(model);

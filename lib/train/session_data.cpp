@@ -6,14 +6,15 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
-#include "base/error_prefix.h"
+#include "base/key_error.h"
 #include "base/math.h"
 #include "base/text.h"
 #include "data/samples.h"
 #include "train/session.h"
-#include "train/session_notes.h"
 
 namespace fp8train {
 namespace {
@@ -23,20 +24,31 @@ std::string validation_sources(const DataSettings& settings) {
   return joined(settings.val.empty() ? settings.train : settings.val, &DataSource::path);
 }
 
+void describe_samples(const std::string& name, const Samples& samples, Session& session) {
+  std::vector<std::string> notes;
+  std::vector<std::string> warnings;
+  samples.describe(name, notes, warnings);
+  for (std::string& note : notes) {
+    session.note(FileRemark{std::move(note)}, SessionNote::Kind::choice);
+  }
+  for (std::string& warning : warnings) {
+    session.note(FileRemark{std::move(warning)});
+  }
+}
+
 /// An error is better here than in the first evaluation.
 void look_at_validation(Session& session) {
   if (session.data.val.size() == 0) {
     return;
   }
   const DataSettings& data = session.settings.data;
-  const std::string about =
-      fmt::format("{}: validation data ({}): ", data.val.empty() ? "data.val_fraction" : "data.val",
-                  validation_sources(data));
-  with_prefix<DataError>(about, [&] {
+  const auto look = [&] {
     const Samples samples(session.data.val, session.engine.step.seq_length,
                           {.walk = SampleWalk::once});
-    samples.describe("validation data", session.settings.notes.lines, session.notes);
-  });
+    describe_samples("validation data", samples, session);
+  };
+  keyed<DataError>(data.val.empty() ? "data.val_fraction" : "data.val", look,
+                   fmt::format("validation data ({}): ", validation_sources(data)));
 }
 
 constexpr int64_t kMaxTokens = int64_t{1} << 62;
@@ -70,20 +82,19 @@ void open_corpora_of(Session& session) {
       open_corpora(session.settings.data, *session.tokenizer, session.engine.model.vocab_size);
   const Samples samples = training_samples(session);  // at least one of each source
   if (samples.holds_documents()) {
-    samples.describe("data", session.settings.notes.lines, session.notes);
+    describe_samples("data", samples, session);
     session.engine.counts_targets = true;
   }
   session.epoch_samples = samples.samples_per_epoch();
   set_length(session);
-  note_many_epochs(session.data.train, samples.epochs(session.samples()), session.notes);
-  note_unused_vocabulary(session.settings, *session.tokenizer, session.engine.model.vocab_size,
-                         session.notes);
+  note_many_epochs(session, samples.epochs(session.samples()));
+  note_unused_vocabulary(session);
   look_at_validation(session);
   session.engine.masks_documents = session.data.train.form().masks_documents;
 }
 
 Samples training_samples(const Session& session) {
-  return with_prefix<DataError>("data.train: ", [&] {
+  return keyed<DataError>("data.train", [&] {
     return Samples(session.data.train, session.engine.step.seq_length,
                    {.walk = SampleWalk::training,
                     .shuffle = session.settings.data.shuffle,
@@ -112,8 +123,9 @@ int64_t resolve_max_steps(const TrainingSettings& training, const StepSettings& 
         steps_of_epochs(training.max_epochs, epoch_samples, static_cast<double>(samples_of_step));
   }
   if (steps * static_cast<double>(of_step) > static_cast<double>(kMaxTokens)) {
-    throw ConfigError(fmt::format("{}: {:.0f} steps of {} tokens have more than 2^62 tokens",
-                                  length_key(training), steps, of_step));
+    throw KeyError(
+        length_key(training),
+        fmt::format(": {:.0f} steps of {} tokens have more than 2^62 tokens", steps, of_step));
   }
   return static_cast<int64_t>(steps);
 }

@@ -163,7 +163,7 @@ void drop_patterns(EngineSettings& engine) {
     const std::vector<std::string> names =
         Decoder(*meta, engine.model, none, {}).parameters().names();
     keep_matching(frozen, [&](const std::string& pattern) {
-      check_pattern("training.frozen:", pattern, "parameter", names);
+      check_pattern("training.frozen", pattern, "parameter", names);
     });
   }
 }

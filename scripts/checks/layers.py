@@ -47,8 +47,8 @@ VENDORS = [
     ),
     (
         re.compile(r"nlohmann/"),
-        lambda p: p.startswith(("lib/io/", "lib/config/", "lib/data/", "lib/train/", "apps/")),
-        "nlohmann json belongs to io, data, config, train and apps",
+        lambda p: p.startswith(("lib/base/json_", "lib/io/", "lib/config/", "lib/data/", "lib/train/", "apps/")),
+        "nlohmann json belongs to base/json_*, io, data, config, train and apps",
     ),
     (
         re.compile(r"pcre2\.h"),

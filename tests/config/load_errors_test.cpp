@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 #include <string>
 
+#include "base/key_error.h"
 #include "base/text.h"
 #include "config/load_support.h"
 #include "config/presets.h"
@@ -240,20 +241,26 @@ TEST_CASE("keys of other programs are unknown to a loader that is not given any"
   CHECK_THAT(error_of(kBase + "fp8_config: {margin: 1}\n"), Catch::Contains("unknown key"));
 }
 
-TEST_CASE("errors of a run name the location of the key that they begin with") {
+TEST_CASE("errors of a run name the location of their key") {
   const Settings settings = test::load_text(kBase + "output_dir: out\n", {"data.seq_length=8"});
-  const auto located = [&](const std::string& message) {
-    return test::message_of<DeviceError>(
-        [&] { with_locations(settings, [&] { throw DeviceError(message); }); });
+  const auto located = [&](const auto& thrown) {
+    return test::message_of<DeviceError>([&] { with_locations(settings, [&] { throw thrown; }); });
   };
-  CHECK(located("output_dir: is a file") == "run.yaml:4:1: output_dir: is a file");
-  CHECK(located("data.seq_length 8 is odd") == "--set data.seq_length=8: data.seq_length 8 is odd");
-  CHECK(located("training.seed: is odd") == "training.seed: is odd");
+  using KeyedError = Keyed<DeviceError>;
+  CHECK(located(KeyedError("output_dir", ": is a file")) == "run.yaml:4:1: output_dir: is a file");
+  CHECK(located(KeyedError("data.seq_length", " 8 is odd")) ==
+        "--set data.seq_length=8: data.seq_length 8 is odd");
+  CHECK(located(KeyedError("training.seed", ": is odd")) == "training.seed: is odd");
   const Settings aliased = test::load_text(
       "model: {n_embd: 8, n_layer: 1, n_head: 1, n_positions: 2048}\n"
       "data: {train: a}\ntraining: {max_steps: 1}\n");
   CHECK(aliased.notes.locations.at("model.hidden_size") == "run.yaml:1:9: model.n_embd: ");
-  CHECK(located("run.yaml:4:1: output_dir: is a file") == "run.yaml:4:1: output_dir: is a file");
+  CHECK(located(DeviceError("output_dir: is a file")) == "output_dir: is a file");
+  CHECK(test::message_of<KeyError>([&] {
+          with_locations(settings, [&] {
+            with_locations(settings, [] { throw KeyError("output_dir", ": is odd"); });
+          });
+        }) == "run.yaml:4:1: output_dir: is odd");
 }
 
 TEST_CASE("files that cannot be read") {

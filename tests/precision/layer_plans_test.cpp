@@ -87,7 +87,7 @@ TEST_CASE("an exemption counts for a layer with a plan of its own, and its dimen
 
 TEST_CASE("what single layers cannot have is refused with the key") {
   CHECK_THAT(refusal_of("te-delayed", {{"*.dwn", "te-current"}}),
-             Contains("precision.layers: pattern '*.dwn' matches no linear layer") &&
+             Contains("precision.layers: '*.dwn' matches no linear layer") &&
                  Contains("layers.0.mlp.down"));
   CHECK_THAT(refusal_of("te-delayed", {{"*", "te-blokwise"}}),
              Contains("precision.layers: no") && Contains("did you mean te-blockwise?"));

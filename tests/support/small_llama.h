@@ -8,6 +8,7 @@
 #include "base/philox.h"
 #include "engine/engine.h"
 #include "ops/storage/storage.h"
+#include "optim/registry.h"
 #include "support/sanitized.h"
 #include "support/small_model.h"
 
@@ -26,6 +27,16 @@ inline EngineSettings small_llama(const std::string& plan, int64_t accumulation 
                    .seed = 0};
   settings.optimizer.lr = 1e-3;
   return settings;
+}
+
+/// The settings with each optimizer of the table.
+inline std::vector<EngineSettings> with_each_optimizer(const EngineSettings& settings) {
+  std::vector<EngineSettings> all;
+  for (const OptimizerEntry& entry : optimizers()) {
+    all.push_back(settings);
+    all.back().optimizer.name = entry.name;
+  }
+  return all;
 }
 
 /// Tokens and targets drawn from Philox keyed by `index`.

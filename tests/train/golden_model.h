@@ -55,6 +55,17 @@ struct GoldenModel {
   }
 };
 
+/// Returns the names of the models in a folder of tests/golden, "moe/mixtral", sorted.
+inline std::vector<std::string> golden_models(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / folder)) {
+    names.push_back(folder + "/" + entry.path().filename().string());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
 /// The settings of a step on `batch`.
 inline EngineSettings golden_settings(const std::filesystem::path& model, const std::string& plan,
                                       const Batch& batch) {

@@ -213,28 +213,24 @@ inline std::vector<std::string> exchanges_not_needed(const EngineSettings& setti
   return not_needed;
 }
 
-/// Llama with eight heads, four of keys, and a vocabulary that ranks do not divide.
-inline EngineSettings llama(const std::string& plan) {
-  EngineSettings settings = small_llama(plan);
+/// The model with eight heads, and with a vocabulary that ranks do not divide.
+inline EngineSettings with_eight_heads(EngineSettings settings, int64_t key_heads, int64_t width) {
   settings.model.num_attention_heads = 8;
-  settings.model.num_key_value_heads = 4;
+  settings.model.num_key_value_heads = key_heads;
   settings.model.head_dim = 32;
-  settings.model.hidden_size = 128;
+  settings.model.hidden_size = width;
   settings.model.vocab_size = 1000;
   settings.model.intermediate_size = 512;
   return settings;
 }
 
+inline EngineSettings llama(const std::string& plan) {
+  return with_eight_heads(small_llama(plan), 4, 128);
+}
+
 /// The same of GPT-2, with biases, learned positions and a tied head.
 inline EngineSettings gpt2_with_heads(const std::string& plan) {
-  EngineSettings settings = small_gpt2(plan);
-  settings.model.num_attention_heads = 8;
-  settings.model.num_key_value_heads = 8;
-  settings.model.head_dim = 32;
-  settings.model.hidden_size = 256;
-  settings.model.intermediate_size = 512;
-  settings.model.vocab_size = 1000;
-  return settings;
+  return with_eight_heads(small_gpt2(plan), 8, 256);
 }
 
 }  // namespace fp8train::test

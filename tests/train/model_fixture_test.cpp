@@ -14,6 +14,7 @@
 #include "io/hf_config.h"
 #include "io/safetensors/safetensors.h"
 #include "io/safetensors/tensor_source.h"
+#include "model/families/family.h"
 #include "model/hf_names.h"
 #include "train/golden_model.h"
 
@@ -78,28 +79,31 @@ std::vector<float> gradient_of(Device& device, const Parameter& parameter, const
 
 /// A tiny model of make_families.py, and what transformers computes of its tokens.
 struct FamilyFixture : test::GoldenModel {
-  explicit FamilyFixture(const std::string& name) : GoldenModel("families/" + name) {}
+  using GoldenModel::GoldenModel;
 
   EngineSettings settings(const std::string& plan) const {
     return test::golden_settings(folder, plan, batch());
   }
 };
 
-std::vector<std::string> family_names() {
-  std::vector<std::string> names;
-  const auto root = std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "families";
-  for (const auto& entry : std::filesystem::directory_iterator(root)) {
-    names.push_back(entry.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
+const std::vector<std::string> kFamilyModels = test::golden_models("families");
 
 }  // namespace
 
+TEST_CASE("every family has a model that transformers has computed") {
+  std::set<std::string> architectures;
+  for (const char* const folder : {"families", "moe"}) {
+    for (const std::string& name : test::golden_models(folder)) {
+      architectures.insert(test::GoldenModel(name).numbers.at("architecture"));
+    }
+  }
+  for (const ModelFamily* const family : families()) {
+    CHECK(architectures.count(std::string(family->architecture())) == 1);
+  }
+}
+
 TEST_CASE("logits of every family are those of transformers") {
-  CHECK(family_names().size() == 12);
-  const std::string name = GENERATE(from_range(family_names()));
+  const std::string name = GENERATE(from_range(kFamilyModels));
   CAPTURE(name);
   const FamilyFixture fixture(name);
   LoadedEngine loaded(fixture.folder, fixture.settings("fp32"));
@@ -109,7 +113,7 @@ TEST_CASE("logits of every family are those of transformers") {
 }
 
 TEST_CASE("loss and gradients of every family are those of transformers") {
-  const std::string name = GENERATE(from_range(family_names()));
+  const std::string name = GENERATE(from_range(kFamilyModels));
   CAPTURE(name);
   const FamilyFixture fixture(name);
   const EngineSettings settings = fixture.settings("fp32");
@@ -139,7 +143,7 @@ TEST_CASE("loss and gradients of every family are those of transformers") {
 }
 
 TEST_CASE("every family is written as what transformers says it is, with the same names") {
-  const std::string name = GENERATE(from_range(family_names()));
+  const std::string name = GENERATE(from_range(kFamilyModels));
   CAPTURE(name);
   const FamilyFixture fixture(name);
   const ModelConfig model = completed(read_hf_config(fixture.folder).model);
@@ -164,7 +168,7 @@ TEST_CASE("every family is written as what transformers says it is, with the sam
 }
 
 TEST_CASE("tensors that the configuration has no parameter for are named") {
-  const FamilyFixture fixture("qwen2");
+  const FamilyFixture fixture("families/qwen2");
   ModelConfig model = completed(read_hf_config(fixture.folder).model);
   const auto device = make_device(DeviceKind::meta);
   const TensorSource source(fixture.folder);
@@ -175,7 +179,7 @@ TEST_CASE("tensors that the configuration has no parameter for are named") {
   const std::vector<std::string> names = unread_tensors(without, source);
   CHECK(names.size() == 6);  // three of each layer
   CHECK(names.front() == "model.layers.0.self_attn.k_proj.bias");
-  const FamilyFixture untied("llama-yarn");
+  const FamilyFixture untied("families/llama-yarn");
   model = completed(read_hf_config(untied.folder).model);
   model.tie_word_embeddings = true;  // its head is the embedding, whatever the file holds
   Decoder tied(*device, model, plan_named("fp32"), {});
@@ -183,7 +187,7 @@ TEST_CASE("tensors that the configuration has no parameter for are named") {
 }
 
 TEST_CASE("every family trains from its folder") {
-  const std::string name = GENERATE(from_range(family_names()));
+  const std::string name = GENERATE(from_range(kFamilyModels));
   const std::string plan = GENERATE("fp32", "te-current");
   CAPTURE(name, plan);
   const FamilyFixture fixture(name);

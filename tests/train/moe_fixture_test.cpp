@@ -21,10 +21,10 @@ using test::LoadedEngine;
 
 namespace {
 
-const std::vector<std::string> kNames = {"mixtral", "qwen3-moe", "qwen3-moe-plain", "dots1"};
+const std::vector<std::string> kNames = test::golden_models("moe");
 
 struct MoeFixture : test::GoldenModel {
-  explicit MoeFixture(const std::string& name) : GoldenModel("moe/" + name) {}
+  using GoldenModel::GoldenModel;
 
   /// No token is dropped.
   EngineSettings settings(const std::string& plan = "fp32") const {
@@ -85,7 +85,7 @@ TEST_CASE("loss and gradients of every family with experts are those of transfor
       ++compared;
     }
   }
-  const size_t biases = name == "dots1" ? 1 : 0;
+  const size_t biases = name == "moe/dots1" ? 1 : 0;
   CHECK(compared + biases + 2 == fixture.expected.header().entries.size());
 }
 
@@ -134,7 +134,7 @@ TEST_CASE("a folder with experts, in one tensor or in many, is exported without 
 }
 
 TEST_CASE("an expert that a folder lacks is named") {
-  const MoeFixture fixture("qwen3-moe");
+  const MoeFixture fixture("moe/qwen3-moe");
   const test::TempDir dir;
   std::filesystem::copy_file(fixture.folder / "config.json", dir / "config.json");
   const TensorSource source(fixture.folder);

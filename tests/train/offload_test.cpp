@@ -47,8 +47,8 @@ TEST_CASE("states and masters in the host's memory change no bit") {
 }
 
 TEST_CASE("every optimizer's states are moved, and no bit changes") {
-  EngineSettings settings = test::small_llama("bf16");
-  settings.optimizer.name = GENERATE("adamw", "sgd", "muon");
+  const EngineSettings settings =
+      GENERATE(from_range(test::with_each_optimizer(test::small_llama("bf16"))));
   CAPTURE(settings.optimizer.name);
   test::TrainedEngine on_device(settings);
   test::TrainedEngine on_host(offloaded(settings));

@@ -306,11 +306,10 @@ TEST_CASE("replicas of stages whose ranks share layers train as one, in every st
 }
 
 TEST_CASE("stages clip by the norm of the whole model, and run any optimizer") {
-  const std::string optimizer = GENERATE("adamw", "muon", "sgd");
-  EngineSettings settings = four_blocks(test::small_llama("te-delayed"), 3);
-  settings.optimizer.name = optimizer;
+  EngineSettings settings = GENERATE(
+      from_range(test::with_each_optimizer(four_blocks(test::small_llama("te-delayed"), 3))));
   settings.optimizer.grad_clip = 0.01;
-  CAPTURE(optimizer);
+  CAPTURE(settings.optimizer.name);
   check_same(train_stages(settings, 4), train(settings, nullptr));
   check_same(train_stages(in_order(settings, kOrders[1], 4), 4), train(settings, nullptr));
 }

@@ -91,15 +91,13 @@ TEST_CASE("without the data, the steps of epochs are not known") {
   const Session closed = session_of(folder, "train: @none.txt", schedule, false);
   CHECK(closed.max_steps == 0);
   CHECK(closed.samples() == 0);
-  REQUIRE(closed.settings.notes.lines.size() == 1);
-  CHECK_THAT(closed.settings.notes.lines[0],
-             Catch::Contains("training.max_epochs: the number of steps follows from the data"));
-  CHECK(closed.notes.empty());  // on no warm-up that is too long
+  using Notes = std::vector<SessionNote>;  // on no warm-up that is too long
+  CHECK(closed.notes == Notes{{SessionNote::Kind::choice, SessionFact::unknown_steps}});
 
   write_file(folder.path() / "a.txt", std::string(165, 'a'));
   const Session open = session_of(folder, "shuffle: false, train: @a.txt", schedule);
   CHECK(open.engine.plain_steps == std::vector<std::pair<int64_t, int64_t>>{{0, 3}});
-  CHECK(open.settings.notes.lines.empty());
+  CHECK(open.notes.empty());
 }
 
 TEST_CASE("the default warm-up of a model that is trained already follows from the steps") {
@@ -115,12 +113,11 @@ TEST_CASE("the default warm-up of a model that is trained already follows from t
         FP8TRAIN_GOLDEN_DIR "/tiny-llama", (folder.path() / "a.txt").string(), more);
     return open_session(load_settings(request), open_data, 1);
   };
-  const auto line = [](const Session& of) { return of.settings.notes.lines.back(); };
   const Session usual = session("");
   CHECK(usual.max_steps == 333);
   CHECK(usual.settings.scheduler.warmup_steps == 10);
-  CHECK(line(usual) ==
-        "scheduler.warmup_steps is not given: 10, which is 3 % of the run's 333 steps");
+  const SessionNote note = {SessionNote::Kind::choice, SessionFact::default_warmup};
+  CHECK(std::ranges::count(usual.notes, note) == 1);
   CHECK_THAT(usual.settings.notes.lines.front(),
              Catch::Contains("1e-05, after a warm-up over 3 % of the steps, is used"));
   CHECK(session("", false).settings.scheduler.warmup_steps == 0);
@@ -133,9 +130,8 @@ TEST_CASE("the schedule of a run of epochs is held against its steps") {
   write_file(folder.path() / "a.txt", std::string(165, 'a'));
   const Session session =
       session_of(folder, "shuffle: false, train: @a.txt", "scheduler: {warmup_steps: 7}\n");
-  REQUIRE(session.notes.size() == 1);
-  CHECK_THAT(session.notes[0],
-             Catch::Contains("the warm-up of 7 steps does not end before the run's 7 steps"));
+  CHECK(session.notes ==
+        std::vector<SessionNote>{{SessionNote::Kind::warning, SessionFact::long_warmup}});
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "base/atomic_file.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/text.h"
 
 namespace fp8train {
@@ -26,10 +27,10 @@ constexpr auto kReadInterval = std::chrono::milliseconds(100);
 const char* needed(const Environment& variable, const char* name) {
   const char* text = variable(name);
   if (text == nullptr || *text == 0) {
-    throw ConfigError(fmt::format(
-        "comm.bootstrap: file needs srun, which says who each rank is, but {} is not set. Start "
-        "with `srun fp8train ...`, or set comm.bootstrap: mpi",
-        name));
+    throw KeyError("comm.bootstrap",
+                   fmt::format(": file needs srun, which says who each rank is, but {} is not set. "
+                               "Start with `srun fp8train ...`, or set comm.bootstrap: mpi",
+                               name));
   }
   return text;
 }

@@ -6,11 +6,11 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/text.h"
 #include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
-#include "precision/key_error.h"
 #include "precision/plan_entries.h"
 #include "precision/plan_table.h"
 

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/text.h"
 #include "config/fields/scalar.h"
 #include "config/foreign_names.h"
-#include "precision/key_error.h"
 #include "precision/plan.h"
 
 namespace fp8train {

@@ -58,12 +58,9 @@ void Problems::raise() const {
   throw ConfigError(message);
 }
 
-std::string leading_key(const std::string& message) {
-  return message.substr(0, message.find_first_of(": "));
-}
-
 std::string with_key(const std::string& key, const std::string& text) {
-  return key.empty() || leading_key(text) == key ? text : fmt::format("{}: {}", key, text);
+  const bool has_key = text.starts_with(key + ": ") || text.starts_with(key + " ");
+  return key.empty() || has_key ? text : fmt::format("{}: {}", key, text);
 }
 
 std::string quoted_for_message(const std::string& text) {

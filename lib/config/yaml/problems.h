@@ -55,10 +55,6 @@ class Problems {
   std::vector<Problem> items_;
 };
 
-/// Returns the key that a message begins with, "a.b" of "a.b: ...": the text before the first colon
-/// or space.
-std::string leading_key(const std::string& message);
-
 /// Returns "key: text"; the text alone where it begins with the key, or the key is empty.
 std::string with_key(const std::string& key, const std::string& text);
 

@@ -8,6 +8,8 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/json_reader.h"
+#include "base/key_error.h"
 #include "base/log.h"
 #include "data/utf8.h"
 
@@ -24,9 +26,7 @@ const TokenizerFile* file_named(const std::vector<TokenizerFile>& files, std::st
 
 nlohmann::json config_of(const std::vector<TokenizerFile>& files) {
   const TokenizerFile* file = file_named(files, "tokenizer_config.json");
-  if (file == nullptr) return nlohmann::json::object();
-  nlohmann::json config = nlohmann::json::parse(file->text, nullptr, false);
-  return config.is_object() ? std::move(config) : nlohmann::json::object();
+  return json_object_or_empty(file == nullptr ? "" : file->text);
 }
 
 std::string text_in(const nlohmann::json& object, const char* key) {
@@ -50,20 +50,21 @@ jinja::Template from_folder(const Tokenizer& tokenizer, std::string_view option)
     const bool is_file = file_named(tokenizer.files(), kChatTemplateFile) != nullptr;
     return {text, is_file ? kChatTemplateFile : "tokenizer_config.json: chat_template"};
   }
-  throw ConfigError(fmt::format(
-      "{}: auto, but the tokenizer's folder has no chat template; name one ({}), or the "
-      "path of a .jinja file",
-      option, chat_template_names()));
+  throw KeyError(std::string(option),
+                 fmt::format(": auto, but the tokenizer's folder has no chat template; name one "
+                             "({}), or the path of a .jinja file",
+                             chat_template_names()));
 }
 
 jinja::Template named(const NamedTemplate& found, const SpecialTokens& tokens,
                       std::string_view option) {
   for (const std::string_view token : found.tokens) {
     if (tokens.id_of(token) >= 0) continue;
-    throw ConfigError(
-        fmt::format("{}: {} needs the token '{}', which the tokenizer does not have; name another "
+    throw KeyError(
+        std::string(option),
+        fmt::format(": {} needs the token '{}', which the tokenizer does not have; name another "
                     "template, or use the tokenizer of a chat model",
-                    option, found.name, token));
+                    found.name, token));
   }
   return {found.jinja, std::string(found.name)};
 }
@@ -199,7 +200,7 @@ void add_chat_template(Tokenizer& tokenizer, const std::string& setting) {
 jinja::Template find_chat_template(const Tokenizer& tokenizer, const SpecialTokens& tokens,
                                    const std::string& setting, std::string_view option) {
   if (const auto problem = chat_template_problem(setting)) {
-    throw ConfigError(fmt::format("{}: {}", option, *problem));
+    throw KeyError(std::string(option), ": " + *problem);
   }
   if (const NamedTemplate* found = find_named(setting)) return named(*found, tokens, option);
   jinja::Template chat_template =

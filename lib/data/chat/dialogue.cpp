@@ -95,10 +95,6 @@ bool changes_nothing(const Json& value, Text reason) {
   return is_empty(value) || (reason == kWeights && (value == 1 || value == true));
 }
 
-bool is_one_of(Text key, auto begin, auto end) {
-  return std::find(begin, end, key) != end;
-}
-
 const Pair* pair_in(const Json& record, bool answered) {
   const auto* const found = std::ranges::find_if(kPairs, [&](const Pair& pair) {
     return record.contains(pair.task) &&
@@ -203,7 +199,7 @@ class Record {
   void check_keys(const Json& object, const std::vector<Text>& read, Text prefix) const {
     for (const auto& item : object.items()) {
       const std::string& key = item.key();
-      if (is_one_of(key, read.begin(), read.end())) continue;
+      if (std::ranges::find(read, key) != read.end()) continue;
       const auto* const refused =
           std::ranges::find_if(kRefused, [&](const auto& entry) { return entry.first == key; });
       if (refused == std::end(kRefused)) {

@@ -19,56 +19,41 @@ namespace {
 constexpr size_t kHeadBytes = 4096;
 constexpr size_t kContentBytes = 64U << 10;  // enough for some rows or keys
 
-/// `source`: what DuckDB reads, in quotes or as a function.
-std::string by_duckdb_from(const std::string& source, const std::filesystem::path& path) {
-  return fmt::format(
-      "write JSON lines of it, for example with DuckDB: duckdb -c \"COPY (FROM {}) TO '{}.jsonl'\"",
-      source, path.stem().string());
-}
+// Advice: {0} is the file, {1} its name without the ending.
+constexpr const char* kByDuckdb =
+    "write JSON lines of it, for example with DuckDB: duckdb -c \"COPY (FROM '{0}') TO "
+    "'{1}.jsonl'\"";
+constexpr const char* kByReadCsv =
+    "write JSON lines of it, for example with DuckDB: duckdb -c \"COPY (FROM read_csv('{0}')) TO "
+    "'{1}.jsonl'\"";
 
-std::string by_duckdb(const std::filesystem::path& path) {
-  return by_duckdb_from(fmt::format("'{}'", path.string()), path);
-}
-
-std::string by_read_csv(const std::filesystem::path& path) {
-  return by_duckdb_from(fmt::format("read_csv('{}')", path.string()), path);
-}
-
-std::string by_pdftotext(const std::filesystem::path& path) {
-  return fmt::format("write its text to another file, for example: pdftotext {} OUT.txt",
-                     path.string());
-}
-
-std::string by_bunzip2(const std::filesystem::path& path) {
-  return fmt::format("unpack it: bunzip2 -k {}", path.string());
-}
-
-std::string by_unxz(const std::filesystem::path& path) {
-  return fmt::format("unpack it: unxz -k {}", path.string());
+std::string advice_for(const char* advice, const std::filesystem::path& path) {
+  return fmt::format(fmt::runtime(advice), path.string(), path.stem().string());
 }
 
 /// A kind of files that are not read.
 struct OtherFile {
   std::string_view magic;  ///< their beginning
   std::string_view name;
-  std::string (*advice)(const std::filesystem::path& path);
+  const char* advice;
 };
-constexpr OtherFile kOtherFiles[] = {{"PAR1", "Parquet", by_duckdb},
-                                     {"ARROW1", "Arrow", by_duckdb},
-                                     {"PK\3\4", "zip or Excel", by_duckdb},
-                                     {"%PDF-", "PDF", by_pdftotext},
-                                     {"BZh", "bzip2", by_bunzip2},
-                                     {"\xFD"
-                                      "7zXZ",
-                                      "xz", by_unxz},
-                                     {"SQLite format 3", "SQLite", by_duckdb}};
+constexpr OtherFile kOtherFiles[] = {
+    {"PAR1", "Parquet", kByDuckdb},
+    {"ARROW1", "Arrow", kByDuckdb},
+    {"PK\3\4", "zip or Excel", kByDuckdb},
+    {"%PDF-", "PDF", "write its text to another file, for example: pdftotext {0} OUT.txt"},
+    {"BZh", "bzip2", "unpack it: bunzip2 -k {0}"},
+    {"\xFD"
+     "7zXZ",
+     "xz", "unpack it: unxz -k {0}"},
+    {"SQLite format 3", "SQLite", kByDuckdb}};
 constexpr std::string_view kUtf16[] = {"\xFF\xFE", "\xFE\xFF"};
 
 void refuse_other_files(const std::filesystem::path& path, std::string_view head) {
   for (const auto& [magic, name, advice] : kOtherFiles) {
     if (head.starts_with(magic)) {
-      throw DataError(
-          fmt::format("{}: {} files are not read; {}", path.string(), name, advice(path)));
+      throw DataError(fmt::format("{}: {} files are not read; {}", path.string(), name,
+                                  advice_for(advice, path)));
     }
   }
   for (const std::string_view mark : kUtf16) {
@@ -120,8 +105,8 @@ void refuse_other_json(const std::filesystem::path& path, const std::string& rem
 void refuse_records_as_text(const std::filesystem::path& path) {
   const std::string extension = lower(without_compression(path).extension().string());
   if (extension == ".csv" || extension == ".tsv") {
-    throw DataError(
-        fmt::format("{}: tables are not read; {}; {}", path.string(), by_read_csv(path), kAsText));
+    throw DataError(fmt::format("{}: tables are not read; {}; {}", path.string(),
+                                advice_for(kByReadCsv, path), kAsText));
   }
   if (const nlohmann::json first = first_record(path); first.is_object()) {
     throw DataError(fmt::format(
@@ -132,7 +117,7 @@ void refuse_records_as_text(const std::filesystem::path& path) {
   const TextHead head(path);
   if (is_table(head.bytes, head.is_whole)) {
     throw DataError(fmt::format("{}: the file looks like a table, and tables are not read; {}; {}",
-                                path.string(), by_read_csv(path), kAsText));
+                                path.string(), advice_for(kByReadCsv, path), kAsText));
   }
 }
 

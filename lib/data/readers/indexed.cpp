@@ -71,11 +71,6 @@ std::shared_ptr<const TokenStore> indexed_tokens(const std::filesystem::path& pa
   return std::make_shared<IndexedTokens>(std::move(tokens), std::move(index), vocab_size);
 }
 
-std::vector<std::filesystem::path> index_of(const std::filesystem::path& path,
-                                            bool /*with_documents*/) {
-  return {index_path(path)};
-}
-
 }  // namespace
 
 const DataFormat& indexed_format() {
@@ -84,7 +79,9 @@ const DataFormat& indexed_format() {
                                          .content = DataContent::tokens,
                                          .matches = is_indexed,
                                          .open = indexed_tokens,
-                                         .companions = index_of};
+                                         .companions = [](const std::filesystem::path& path, bool) {
+                                           return std::vector{index_path(path)};
+                                         }};
   return kFormat;
 }
 

@@ -8,10 +8,6 @@
 namespace fp8train {
 namespace {
 
-bool is_jsonl(const FileHead& head) {
-  return jsonl_format().has_suffix(head.path);
-}
-
 void visit_records(const std::filesystem::path& path, const RecordRules& rules,
                    const DocumentVisitor& visit) {
   const std::string advice = fmt::format("set {}", rules.text_key_option);
@@ -31,11 +27,12 @@ void visit_records(const std::filesystem::path& path, const RecordRules& rules,
 }  // namespace
 
 const DataFormat& jsonl_format() {
-  static constexpr DataFormat kFormat = {.name = "jsonl",
-                                         .suffixes = {".jsonl", ".ndjson", ".json"},
-                                         .content = DataContent::documents,
-                                         .matches = is_jsonl,
-                                         .for_each_document = visit_records};
+  static constexpr DataFormat kFormat = {
+      .name = "jsonl",
+      .suffixes = {".jsonl", ".ndjson", ".json"},
+      .content = DataContent::documents,
+      .matches = [](const FileHead& head) { return jsonl_format().has_suffix(head.path); },
+      .for_each_document = visit_records};
   return kFormat;
 }
 

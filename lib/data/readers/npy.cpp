@@ -177,10 +177,6 @@ class NpyHeader {
   bool has_type_ = false, has_order_ = false, has_shape_ = false;
 };
 
-bool is_npy(const FileHead& head) {
-  return head.bytes.starts_with(kMagic);
-}
-
 std::shared_ptr<const TokenStore> npy_tokens(const std::filesystem::path& path, int64_t vocab_size,
                                              bool with_documents) {
   TokenFile file = open_npy(path);
@@ -235,12 +231,13 @@ TokenFile open_npy(const std::filesystem::path& path) {
 }
 
 const DataFormat& npy_format() {
-  static constexpr DataFormat kFormat = {.name = "npy",
-                                         .suffixes = {".npy"},
-                                         .content = DataContent::tokens,
-                                         .matches = is_npy,
-                                         .open = npy_tokens,
-                                         .companions = document_index_of};
+  static constexpr DataFormat kFormat = {
+      .name = "npy",
+      .suffixes = {".npy"},
+      .content = DataContent::tokens,
+      .matches = [](const FileHead& head) { return head.bytes.starts_with(kMagic); },
+      .open = npy_tokens,
+      .companions = document_index_of};
   return kFormat;
 }
 

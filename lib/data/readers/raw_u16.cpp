@@ -74,11 +74,6 @@ bool is_raw_u16(const FileHead& head) {
   return true;
 }
 
-std::shared_ptr<const TokenStore> raw_u16_tokens(const std::filesystem::path& path,
-                                                 int64_t vocab_size, bool /*with_documents*/) {
-  return std::make_shared<FileTokens>(open_raw_u16(path), vocab_size);
-}
-
 }  // namespace
 
 TokenFile open_raw_u16(const std::filesystem::path& path) {
@@ -94,11 +89,15 @@ TokenFile open_raw_u16(const std::filesystem::path& path) {
 }
 
 const DataFormat& raw_u16_format() {
-  static constexpr DataFormat kFormat = {.name = "raw_u16",
-                                         .suffixes = {".bin"},
-                                         .content = DataContent::tokens,
-                                         .matches = is_raw_u16,
-                                         .open = raw_u16_tokens};
+  static constexpr DataFormat kFormat = {
+      .name = "raw_u16",
+      .suffixes = {".bin"},
+      .content = DataContent::tokens,
+      .matches = is_raw_u16,
+      .open = [](const std::filesystem::path& path, int64_t vocab_size,
+                 bool) -> std::shared_ptr<const TokenStore> {
+        return std::make_shared<FileTokens>(open_raw_u16(path), vocab_size);
+      }};
   return kFormat;
 }
 

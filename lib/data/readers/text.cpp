@@ -7,10 +7,6 @@
 namespace fp8train {
 namespace {
 
-bool may_be_text(const FileHead& head) {
-  return head.bytes.find('\0') == std::string_view::npos;
-}
-
 void visit_whole(const std::filesystem::path& path, const RecordRules& /*rules*/,
                  const DocumentVisitor& visit) {
   constexpr size_t kTextReadBytes = 1U << 20;
@@ -27,11 +23,13 @@ void visit_whole(const std::filesystem::path& path, const RecordRules& /*rules*/
 }  // namespace
 
 const DataFormat& text_format() {
-  static constexpr DataFormat kFormat = {.name = "text",
-                                         .suffixes = {".txt"},
-                                         .content = DataContent::text,
-                                         .matches = may_be_text,
-                                         .for_each_document = visit_whole};
+  static constexpr DataFormat kFormat = {
+      .name = "text",
+      .suffixes = {".txt"},
+      .content = DataContent::text,
+      .matches =
+          [](const FileHead& head) { return head.bytes.find('\0') == std::string_view::npos; },
+      .for_each_document = visit_whole};
   return kFormat;
 }
 

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/json_error.h"
+#include "base/json_reader.h"
 #include "base/log.h"
 #include "data/tokenizers/added_tokens.h"
 #include "data/tokenizers/decoders.h"
@@ -308,15 +309,12 @@ NamedEnds read_ends(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "tokenizer_config.json";
   if (!std::filesystem::is_regular_file(path)) return found;
   const std::string where = path.string();
-  const std::string text = read_text_file(path, kMaxBytes);
+  const nlohmann::json document = read_json_file(path, kMaxJsonFile, JsonKeys::last_wins);
   try {
-    const nlohmann::json document = nlohmann::json::parse(text);
     const JsonPart config(document, where);
     found.bos = token_in(config, "bos_token");
     found.eos = token_in(config, "eos_token");
     if (config.has("add_bos_token")) found.adds_bos = config.flag_or("add_bos_token", false);
-  } catch (const nlohmann::json::parse_error& failure) {
-    throw DataError(not_json(where, text, failure.byte));
   } catch (const nlohmann::json::exception& error) {
     throw DataError(fmt::format("{}: {}", where, plain_json_error(error)));
   }
@@ -325,8 +323,8 @@ NamedEnds read_ends(const std::filesystem::path& folder) {
 
 std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, const std::string& where,
                                                const std::filesystem::path* folder) {
+  const nlohmann::json document = parse_json(text, where, JsonKeys::last_wins);
   try {
-    const nlohmann::json document = nlohmann::json::parse(text);
     if (is_own(document)) return read_own(document, where);
     if (!document.is_object() || !document.contains("model")) {
       throw DataError(where + ": not a tokenizer.json: it has no field 'model'");
@@ -334,8 +332,6 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, const std:
     if (auto own = recognize_own(document)) return own;
     return std::make_unique<HuggingFaceTokenizer>(JsonPart(document, where), std::string(text),
                                                   folder ? read_ends(*folder) : NamedEnds());
-  } catch (const nlohmann::json::parse_error& failure) {
-    throw DataError(not_json(where, text, failure.byte));
   } catch (const nlohmann::json::exception& error) {
     throw DataError(fmt::format("{}: not a tokenizer.json: {}", where, plain_json_error(error)));
   }

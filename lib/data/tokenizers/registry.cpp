@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/key_error.h"
 #include "base/nearest.h"
 #include "base/text.h"
 #include "data/folder_files.h"
@@ -78,11 +79,11 @@ fs::path file_in(const fs::path& folder, std::string_view option = "") {
   std::vector<std::string> names;
   for (const Builtin& builtin : kBuiltins) names.push_back(builtin.name());
   const std::string nearest = nearest_name(name, names);
-  throw ConfigError(fmt::format(
-      "{}: Unknown tokenizer '{}' (expected {}, or the path of a tokenizer file or of a model "
-      "folder){}",
-      option, name, joined(names),
-      nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
+  throw KeyError(std::string(option),
+                 fmt::format(": Unknown tokenizer '{}' (expected {}, or the path of a tokenizer "
+                             "file or of a model folder){}",
+                             name, joined(names),
+                             nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "base/error.h"
+#include "base/key_error.h"
 #include "device/cuda/cuda_device.h"
 
 namespace fp8train {
@@ -12,8 +13,8 @@ int visible_gpus() {
 }
 
 std::unique_ptr<Device> make_cuda_device(int /*index*/) {
-  throw DeviceError("device: cuda was asked for, but " + why_cuda_is_unusable() +
-                    "; use device: cpu or device: auto");
+  throw Keyed<DeviceError>("device", ": cuda was asked for, but " + why_cuda_is_unusable() +
+                                         "; use device: cpu or device: auto");
 }
 
 }  // namespace fp8train

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "device/cuda/compiled_code.h"
 #include "device/cuda/cuda_context.h"
 #include "device/cuda/cuda_graph.h"
@@ -344,8 +345,8 @@ std::unique_ptr<Device> make_cuda_device(int index) {
     }
   }
   if (!obstacle.empty()) {
-    throw DeviceError("device: cuda was asked for, but " + obstacle +
-                      "; use device: cpu or device: auto");
+    throw Keyed<DeviceError>(
+        "device", ": cuda was asked for, but " + obstacle + "; use device: cpu or device: auto");
   }
   return std::make_unique<CudaDevice>(index);
 }

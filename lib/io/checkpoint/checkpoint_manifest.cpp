@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/json_error.h"
+#include "base/json_reader.h"
 #include "base/text.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/strict_json.h"
@@ -118,7 +119,7 @@ CheckpointManifest read_manifest(const fs::path& checkpoint) {
   const fs::path path = checkpoint / detail::kManifestName;
   std::string text;
   try {
-    text = read_text_file(path, detail::kMaxJsonFile);
+    text = read_text_file(path, kMaxJsonFile);
   } catch (const DataError& error) {
     throw CheckpointError(
         fmt::format("{}: not a complete checkpoint: {}", checkpoint.string(), error.what()));

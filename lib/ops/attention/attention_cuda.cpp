@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/log.h"
 #include "ops/attention/attention_kernels_cuda.h"
 #include "ops/attention/cudnn_sdpa.h"
@@ -149,7 +150,7 @@ class AttentionPlans final : public CudaExtension {
     if (plan == nullptr) {
       const std::string text = "cuDNN does not run attention, " + text_of(problem) + ": " + why_not;
       if (problem.codes) {
-        throw DeviceError("fp8.attention: " + text + "; remove the key");
+        throw Keyed<DeviceError>("fp8.attention", ": " + text + "; remove the key");
       }
       if (choice_ == Choice::cudnn) {
         throw DeviceError(text);
@@ -234,10 +235,11 @@ SdpaPlan& codes_plan(Stream stream, const SdpaProblem& problem,
                      const std::vector<HeadsView>& tensors, const DocumentStarts& documents) {
   SdpaPlan* const plan = plans_of(stream).plan_for(problem, tensors, documents);
   if (plan == nullptr) {
-    throw DeviceError(
-        "fp8.attention: on a GPU attention in FP8 is cuDNN's, which does not run it for " +
-        text_of(problem) + (documents.empty() ? "" : ", with several documents in a sequence") +
-        "; attention runs on " + attention_kernels(stream) + "; remove the key");
+    throw Keyed<DeviceError>(
+        "fp8.attention",
+        ": on a GPU attention in FP8 is cuDNN's, which does not run it for " + text_of(problem) +
+            (documents.empty() ? "" : ", with several documents in a sequence") +
+            "; attention runs on " + attention_kernels(stream) + "; remove the key");
   }
   return *plan;
 }

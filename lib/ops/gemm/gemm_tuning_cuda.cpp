@@ -11,6 +11,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/key_error.h"
 #include "base/log.h"
 #include "device/device.h"
 #include "numeric/convert.h"
@@ -244,8 +245,9 @@ GemmTuning::GemmTuning(const CudaContext& context, const std::filesystem::path& 
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) {
-    throw DeviceError(fmt::format("gemm_tuning: {}: {}; name another folder by FP8TRAIN_CACHE_DIR",
-                                  folder.string(), error.message()));
+    throw Keyed<DeviceError>("gemm_tuning",
+                             fmt::format(": {}: {}; name another folder by FP8TRAIN_CACHE_DIR",
+                                         folder.string(), error.message()));
   }
   if (!std::filesystem::exists(file_)) {
     return;

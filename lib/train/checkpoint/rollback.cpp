@@ -170,11 +170,4 @@ void end_diverged(const DivergenceError& divergence, const fs::path& root, Commu
                         good));
 }
 
-std::string describe(const Rollback& rollback, size_t number, int64_t most) {
-  return fmt::format(
-      "the run goes back to step {} and leaves out samples {} to {} (rollback {} of "
-      "at most {})",
-      rollback.to_step, rollback.first_sample, rollback.end_sample - 1, number, most);
-}
-
 }  // namespace fp8train

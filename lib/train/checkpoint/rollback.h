@@ -33,7 +33,4 @@ ResumedRun roll_back(const DivergenceError& divergence, const std::filesystem::p
 [[noreturn]] void end_diverged(const DivergenceError& divergence, const std::filesystem::path& root,
                                Communicator& comm);
 
-/// "the run goes back to step 20 and leaves out samples 160 to 231 (rollback 1 of at most 3)"
-std::string describe(const Rollback& rollback, size_t number, int64_t most);
-
 }  // namespace fp8train

@@ -8,8 +8,6 @@
 
 #include "base/error.h"
 #include "base/flight_recorder.h"
-#include "base/log.h"
-#include "base/quantities.h"
 #include "config/settings.h"
 #include "device/device_questions.h"
 #include "train/checkpoint/replicas.h"
@@ -39,12 +37,14 @@ constexpr int64_t kFirst = 10;
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(const std::filesystem::path& root, const Session& session,
-                               const SkipGuard& skips, RunRecords& records, Communicator& comm)
+                               const SkipGuard& skips, RunRecords& records, Communicator& comm,
+                               RunListener& listener)
     : root_(root),
       session_(&session),
       skips_(&skips),
       records_(&records),
       comm_(&comm),
+      listener_(&listener),
       saver_(root, session.settings.checkpoint.async,
              retention_of(root, session.settings.checkpoint), comm,
              [&records] { return records.has_lost_lock(); }),
@@ -107,11 +107,12 @@ void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
   }
   skips_->check_row(control, state.step);
   if (!is_due_) {
-    const char* why = !loss_is_finite        ? "loss is not finite"
-                      : was_skipped(control) ? "gradient is not finite"
-                                             : "loss is high (training.spike_threshold)";
-    log_warning(fmt::format("step {} is not saved: its {}; the next good step will be saved. {}",
-                            state.step, why, what_is_saved()));
+    using Reason = UnsavedStep::Reason;
+    listener_->put_off_save({.step = state.step,
+                             .reason = !loss_is_finite        ? Reason::loss_not_finite
+                                       : was_skipped(control) ? Reason::gradient_not_finite
+                                                              : Reason::high_loss,
+                             .other_step = saved_step_});
   }
   is_due_ = true;
 }
@@ -172,10 +173,9 @@ void RunCheckpoints::check_replicas(Engine& engine, const TrainingState& state) 
 void RunCheckpoints::save(Engine& engine, const TrainingState& state) {
   if (saver_.in_flight() && !has_waited_) {
     has_waited_ = true;
-    log_warning(fmt::format(
-        "the checkpoint of step {} is still being written when that of step {} is due: training "
-        "waits for it; a larger checkpoint.interval, or auto, avoids that",
-        saver_.step(), state.step));
+    listener_->put_off_save({.step = state.step,
+                             .reason = UnsavedStep::Reason::earlier_save,
+                             .other_step = saver_.step()});
   }
   finish();
   if (saved_step_ == state.step) {
@@ -237,11 +237,11 @@ void RunCheckpoints::end_save(const SaveResult& result) {
     ++failed_in_a_row_;
     last_failure_ = result.failure;
     interval_.failed(result.step);
-    log_warning(fmt::format(
-        "step {} is not saved: {}; the next save tries again, and {} failures in a row end the "
-        "run (checkpoint.max_failed_saves; so far {}). {}",
-        result.step, result.failure, session_->settings.checkpoint.max_failed_saves,
-        failed_in_a_row_, what_is_saved()));
+    listener_->put_off_save({.step = result.step,
+                             .other_step = saved_step_,
+                             .failure = result.failure,
+                             .failures = failed_in_a_row_,
+                             .max_failures = session_->settings.checkpoint.max_failed_saves});
   }
   records_->write_save(result, failed_in_a_row_);
 }
@@ -257,21 +257,20 @@ void RunCheckpoints::agree_on_interval(const SaveResult& result) {
                                    .write_seconds = result.write_seconds,
                                    .step_seconds = std::max(training, 0.0) / steps};
   interval_.saved(result.step, comm_->all_gather_values(mine).front());
-  if (const std::string change = interval_.take_change(); !change.empty()) {
-    log_info(change);
+  if (const auto change = interval_.take_change()) {
+    listener_->found_interval(*change);
   }
 }
 
 void RunCheckpoints::give_up() const {
   throw DeviceError(fmt::format("{} save{} in a row failed, the last one of step {}: {}. {}",
                                 failed_in_a_row_, failed_in_a_row_ == 1 ? "" : "s", saver_.step(),
-                                last_failure_, what_is_saved()));
+                                last_failure_, intact_checkpoint(saved_step_)));
 }
 
-/// Returns a sentence that names the checkpoint from which the run can be resumed.
-std::string RunCheckpoints::what_is_saved() const {
-  return saved_step_ > 0 ? fmt::format("The checkpoint of step {} is intact", saved_step_)
-                         : std::string("Nothing had been saved yet");
+std::string intact_checkpoint(int64_t step) {
+  return step > 0 ? fmt::format("The checkpoint of step {} is intact", step)
+                  : std::string("Nothing had been saved yet");
 }
 
 double best_save_seconds(double cost, double mtbf) {
@@ -318,19 +317,19 @@ void SaveInterval::failed(int64_t step) {
   next_ = step + (found_ > 0 ? found_ : kFirst);
 }
 
-std::string SaveInterval::take_change() {
+std::optional<FoundInterval> SaveInterval::take_change() {
   const bool is_news = reported_ == 0 || found_ * 5 > reported_ * 6 || found_ * 5 < reported_ * 4;
   if (!is_automatic() || found_ == 0 || !is_news) {
     return {};
   }
   reported_ = found_;
   const double seconds = static_cast<double>(found_) * cost_.step_seconds;
-  const double lost = cost_.stall_seconds / seconds + seconds / (2 * mtbf_);
-  return fmt::format(
-      "checkpoint.interval auto: a save every {} steps ({}); one stops training for {:.2g} s and "
-      "is written in {:.2g} s, and the job is taken to fail every {}: {:.2g} % of its time is lost",
-      found_, describe_duration(seconds), cost_.stall_seconds, cost_.write_seconds,
-      describe_duration(mtbf_), 100 * lost);
+  return FoundInterval{.steps = found_,
+                       .seconds = seconds,
+                       .stall = cost_.stall_seconds,
+                       .write = cost_.write_seconds,
+                       .mtbf = mtbf_,
+                       .lost_part = cost_.stall_seconds / seconds + seconds / (2 * mtbf_)};
 }
 
 }  // namespace fp8train

@@ -14,6 +14,7 @@
 #include "train/checkpoint/checkpoint_saver.h"
 #include "train/checkpoint/training_state.h"
 #include "train/records/run_records.h"
+#include "train/run_listener.h"
 #include "train/watch/divergence_watch.h"
 
 namespace fp8train {
@@ -60,8 +61,8 @@ class SaveInterval {
   /// A save of `step` has failed: an automatic one is tried again after one interval.
   void failed(int64_t step);
 
-  /// "a save every 831 steps ..." after the interval has changed by more than a fifth, else empty.
-  std::string take_change();
+  /// Returns the interval after it has changed by more than a fifth, else nothing.
+  std::optional<FoundInterval> take_change();
 
  private:
   int64_t steps_;
@@ -71,6 +72,9 @@ class SaveInterval {
   int64_t reported_ = 0;
   Cost cost_;
 };
+
+/// Returns a sentence that names the checkpoint from which a run can be resumed, if there is one.
+std::string intact_checkpoint(int64_t step);
 
 /// All saves of this start of the run.
 struct SaveTotals {
@@ -84,7 +88,7 @@ struct SaveTotals {
 class RunCheckpoints {
  public:
   RunCheckpoints(const std::filesystem::path& root, const Session& session, const SkipGuard& skips,
-                 RunRecords& records, Communicator& comm);
+                 RunRecords& records, Communicator& comm, RunListener& listener);
 
   /// The run begins, or continues from the checkpoint `resumed`, which may be another run's. Takes
   /// the memory that saves between steps need.
@@ -138,7 +142,6 @@ class RunCheckpoints {
   void agree_on_interval(const SaveResult& result);
   [[noreturn]] void give_up() const;
   void check_last_step(Engine& engine, const TrainingState& state) const;
-  std::string what_is_saved() const;
   /// Whether older checkpoints may go for one of this step.
   bool is_good(Engine& engine, const TrainingState& state) const {
     return !was_skipped(engine.optimizer().control()) && state.spikes.high_steps == 0;
@@ -155,6 +158,7 @@ class RunCheckpoints {
   const SkipGuard* skips_;
   RunRecords* records_;
   Communicator* comm_;
+  RunListener* listener_;
   CheckpointSaver saver_;
   SaveInterval interval_;
   SaveTotals totals_;

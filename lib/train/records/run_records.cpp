@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "base/atomic_file.h"
-#include "base/error_prefix.h"
+#include "base/key_error.h"
 #include "base/log.h"
 #include "train/checkpoint/checkpoint_saver.h"
 #include "train/ranks.h"
@@ -80,13 +80,14 @@ RunRecords::RunRecords(const std::filesystem::path& root, bool leads) : director
   if (!leads) {
     return;
   }
-  with_prefix<Error>("output_dir: ", [&] {
+  const auto open = [&] {
     lock_ = std::make_shared<RunLock>(root);
     directory_ = create_run_directory(root);
     require_regular_file(directory_.metrics());
     require_regular_file(directory_.tensors());
     require_regular_file(directory_.log());
-  });
+  };
+  keyed<ConfigError>("output_dir", [&] { keyed<DeviceError>("output_dir", open); });
 }
 
 void RunRecords::release_lock() const {

@@ -3,6 +3,7 @@
 // scales are powers of two.
 
 #include "ops/pointwise/activation.h"
+#include "numeric/with_type.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -14,8 +15,6 @@
 
 namespace fp8train::test {
 namespace {
-
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 
 /// Numbers over the whole width of the activations, special ones among them.
 Array inputs(DType type, const Shape& shape, uint32_t seed) {
@@ -51,7 +50,7 @@ constexpr double kFlushed = 0x1p-118;    // values below it may be zero
 constexpr double kDerivative = 0x1p-17;  // of cuda, and as much of the cpu
 
 TEST_CASE("swiglu and its gradient agree with the cpu", "[cuda][activation][small]") {
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     for (const auto& [rows, width] :
          {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {1, 8}, {7, 64}, {5, 2056}, {33, 12}}) {
       for (const int64_t offset : {0, 3}) {
@@ -84,7 +83,7 @@ TEST_CASE("swiglu and its gradient agree with the cpu", "[cuda][activation][smal
 
 TEST_CASE("swiglu of the codes of silu is the cpu's but for codes that a last bit moves",
           "[cuda][activation][small]") {
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{1, 1},
                                       {3, 5},
                                       {1, 8},
@@ -145,7 +144,7 @@ TEST_CASE("swiglu of the codes of silu is the cpu's but for codes that a last bi
 
 TEST_CASE("smoothing is exact, and swiglu with it is swiglu times the scales",
           "[cuda][activation][small]") {
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     for (const auto& [rows, width] :
          {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {7, 64}, {5, 2056}, {33, 12}, {70, 136}}) {
       for (const int64_t offset : {0, 3}) {
@@ -185,7 +184,7 @@ TEST_CASE("smoothing is exact, and swiglu with it is swiglu times the scales",
 }
 
 TEST_CASE("gelu and its gradient agree with the cpu", "[cuda][activation][small]") {
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     for (const int64_t count : {1, 7, 8, 2051, 4096}) {
       for (const int64_t offset : {0, 1}) {
         INFO(name_of(type) << " " << count << " from " << offset);

@@ -5,6 +5,7 @@
 // .. is off by as much absolutely. Rounding to bf16 or fp16 may then go to the neighbour.
 
 #include "ops/loss/cross_entropy.h"
+#include "numeric/with_type.h"
 
 #include <catch2/catch.hpp>
 
@@ -13,7 +14,6 @@
 namespace fp8train::test {
 namespace {
 
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 constexpr double kSumError = 1e-5;
 
 double neighbour(DType type) {
@@ -125,7 +125,7 @@ void check_case(const Case& c, const Array& logits, const Array& targets) {
 }
 
 TEST_CASE("cross_entropy matches the cpu for odd shapes and padding", "[cuda][cross_entropy]") {
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     for (const Case& c : {Case{3, 1, 0},
                           {4, 5, 0},
                           {2, 8, 0},
@@ -144,7 +144,7 @@ TEST_CASE("cross_entropy matches the cpu for odd shapes and padding", "[cuda][cr
 }
 
 TEST_CASE("columns of ranks match the cpu, and those of one rank", "[cuda][cross_entropy]") {
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     for (Case c : {Case{3, 384, 257, 0, true, true, 0, 8},  // the last have padding alone
                    {2, 1024, 1000, 1e-2F, true, true, 0, 4, 2},
                    {3, 4096, 4096, 1e-3F, true, true, 0, 2},
@@ -184,7 +184,7 @@ TEST_CASE("logits that rise, fall or lie far apart", "[cuda][cross_entropy]") {
     values[static_cast<size_t>(2 * c.columns + i)] = i == 4149 ? 3e4F : -3e4F;
     values[static_cast<size_t>(3 * c.columns + i)] = i % 9 == 0 ? -INFINITY : 1.0F;
   }
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     check_case(c, Array(type, {c.rows, c.columns}, values), targets_of(c));
   }
 }

@@ -2,6 +2,7 @@
 // sums have the same order.
 
 #include "ops/pointwise/elementwise.h"
+#include "numeric/with_type.h"
 
 #include <catch2/catch.hpp>
 
@@ -10,12 +11,11 @@
 namespace fp8train::test {
 namespace {
 
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 constexpr int64_t kCounts[] = {1, 7, 8, 255, 1024, 4099};
 
 TEST_CASE("cast between every pair of types is exact", "[cuda][elementwise]") {
-  for (const DType from : kTypes) {
-    for (const DType to : kTypes) {
+  for (const DType from : FloatTypes::kTypes) {
+    for (const DType to : FloatTypes::kTypes) {
       for (const int64_t count : kCounts) {
         for (const int64_t offset : {0, 1}) {
           INFO(name_of(from) << " to " << name_of(to) << ", " << count << " from " << offset);
@@ -33,8 +33,8 @@ TEST_CASE("cast between every pair of types is exact", "[cuda][elementwise]") {
 }
 
 TEST_CASE("add of mixed types is exact, in place too", "[cuda][elementwise]") {
-  for (const DType a_type : kTypes) {
-    for (const DType b_type : kTypes) {
+  for (const DType a_type : FloatTypes::kTypes) {
+    for (const DType b_type : FloatTypes::kTypes) {
       for (const int64_t count : kCounts) {
         INFO(name_of(a_type) << " + " << name_of(b_type) << ", " << count);
         const Array a(a_type, {count}, adversarial_values(count, 1));
@@ -51,7 +51,7 @@ TEST_CASE("add of mixed types is exact, in place too", "[cuda][elementwise]") {
 }
 
 TEST_CASE("add_bias and its gradient are exact", "[cuda][elementwise][small]") {
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 5}, {64, 48}, {130, 300}}) {
       INFO(name_of(type) << " " << rows << " x " << columns);
       const Array y(type, {rows, columns}, random_values(rows * columns, 1));
@@ -81,8 +81,8 @@ TEST_CASE("add_bias and its gradient are exact", "[cuda][elementwise][small]") {
 }
 
 TEST_CASE("add_columns is exact", "[cuda][elementwise][small]") {
-  for (const DType from : kTypes) {
-    for (const DType to : kTypes) {
+  for (const DType from : FloatTypes::kTypes) {
+    for (const DType to : FloatTypes::kTypes) {
       INFO(name_of(from) << " " << name_of(to));
       const Array x(from, {65, 300}, random_values(65 * 300, 1));
       const Array y(to, {65, 48}, random_values(65 * 48, 2));

@@ -1,6 +1,7 @@
 // Embedding: exact, backward too, since every gradient row adds its tokens in order.
 
 #include "ops/pointwise/embedding.h"
+#include "numeric/with_type.h"
 
 #include <array>
 #include <catch2/catch.hpp>
@@ -10,8 +11,6 @@
 
 namespace fp8train::test {
 namespace {
-
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 
 /// Tokens of which `kinds` differ; one in eleven lies outside the table.
 Array tokens_of(int64_t rows, int64_t vocabulary, int64_t kinds) {
@@ -31,7 +30,7 @@ Array tokens_of(int64_t rows, int64_t vocabulary, int64_t kinds) {
 TEST_CASE("embedding_forward is exact", "[cuda][embedding]") {
   constexpr int64_t kRows = 36;
   constexpr int64_t kVocabulary = 20;
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     for (const int64_t columns : {1, 24, 37}) {
       for (const bool positioned : {false, true}) {
         for (const int64_t offset : {0, 1}) {
@@ -67,7 +66,7 @@ TEST_CASE("rows of a table, and rows of what is looked up, are exact", "[cuda][e
   for (int64_t i = 0; i < kRows; ++i) {
     starts.as<int32_t>()[i] = static_cast<int32_t>(i % 12 / 5 * 5);
   }
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     for (const int64_t columns : {24, 37}) {
       for (const bool documents : {false, true}) {
         INFO(name_of(type) << ", " << columns << " columns, documents " << documents);
@@ -153,7 +152,7 @@ void check_backward(const Case& c, DType type) {
 }
 
 TEST_CASE("embedding_backward is exact for rare and frequent tokens", "[cuda][embedding]") {
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     check_backward({40, 24, 30, 30}, type);
     check_backward({40, 37, 30, 10, true}, type);
     check_backward({300, 8, 30, 1, true}, type);  // one token: more rows than are looked up at once

@@ -61,7 +61,7 @@ void check_heads(const Heads& h, DType type, DType original_type) {
 }
 
 TEST_CASE("RMSNorm of heads is the cpu's", "[cuda][norm]") {
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     check_heads({66, 3, 32, 8, 16}, type, DType::bf16);
     check_heads({65, 5, 64, 0, 64}, type, DType::f32);
     check_heads({5, 2, 10, 3, 1}, type, type);

@@ -3,11 +3,10 @@
 
 #include <catch2/catch.hpp>
 
+#include "numeric/with_type.h"
 #include "ops/cuda/cuda_test_support.h"
 
 namespace fp8train::test::norms {
-
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 
 // Two results that are off by a few roundings of fp32 each may be rounded to neighbours of their
 // type, which are 2 roundings apart. What is added: sums over a row of up to 13000 values of the

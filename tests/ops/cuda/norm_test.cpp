@@ -82,8 +82,8 @@ void check_backward(const Case& c, DType x_type, DType dy_type, bool accumulate)
 }
 
 TEST_CASE("norm forward is the cpu's for every pair of types", "[cuda][norm]") {
-  for (const DType x_type : kTypes) {
-    for (const DType y_type : kTypes) {
+  for (const DType x_type : FloatTypes::kTypes) {
+    for (const DType y_type : FloatTypes::kTypes) {
       check_forward({67, 40}, x_type, y_type);
     }
   }
@@ -176,8 +176,8 @@ TEST_CASE("a norm that adds the residual has the bits of the addition and the no
 }
 
 TEST_CASE("norm backward is the cpu's for every pair of types", "[cuda][norm]") {
-  for (const DType x_type : kTypes) {
-    for (const DType dy_type : kTypes) {
+  for (const DType x_type : FloatTypes::kTypes) {
+    for (const DType dy_type : FloatTypes::kTypes) {
       check_backward({67, 40}, x_type, dy_type, true);
     }
   }

@@ -3,14 +3,13 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
+#include "numeric/with_type.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/copy_rows.h"
 #include "ops/cuda/cuda_test_support.h"
 
 namespace fp8train::test {
 namespace {
-
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 
 /// Heads in wider rows: `before` elements, then heads * head_dim, then `after`.
 struct Case {
@@ -47,7 +46,7 @@ void check_rope(const Case& c, DType type) {
 }
 
 TEST_CASE("rope is exact and touches nothing but its heads", "[cuda][rope][small]") {
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     for (const bool inverse : {false, true}) {
       check_rope({2, 5, 5, 3, 32, 16, 64, 0, inverse}, type);
       check_rope({2, 3, 7, 2, 64, 0, 8, 0, inverse}, type);
@@ -60,7 +59,7 @@ TEST_CASE("rope is exact and touches nothing but its heads", "[cuda][rope][small
 }
 
 TEST_CASE("copy_rows copies rows between orders", "[cuda][copy_rows][small]") {
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     for (const int64_t width : {int64_t{3}, int64_t{8}, int64_t{64}}) {
       for (const int64_t before : {int64_t{0}, int64_t{5}, int64_t{8}}) {
         INFO(name_of(type) << ", width " << width << ", from " << before);

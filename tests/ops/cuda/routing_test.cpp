@@ -4,14 +4,13 @@
 #include <array>
 #include <catch2/catch.hpp>
 
+#include "numeric/with_type.h"
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/routing/router.h"
 #include "ops/routing/token_rows.h"
 
 namespace fp8train::test {
 namespace {
-
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 
 const ops::RouterRule kRules[] = {{.experts = 1, .per_token = 1},
                                   {.experts = 7, .per_token = 3, .normalizes = true},
@@ -98,7 +97,7 @@ TEST_CASE("a router and its gradient are exact", "[cuda][routing]") {
 TEST_CASE("rows to experts and back are exact", "[cuda][routing]") {
   const ops::RouterRule& rule = kRules[1];
   constexpr int64_t kRows = 300;
-  for (const DType type : kTypes) {
+  for (const DType type : FloatTypes::kTypes) {
     for (const int64_t width : {1, 24, 37, 200}) {
       for (const int64_t offset : {0, 1}) {
         INFO(name_of(type) << ", " << width << " columns from " << offset);

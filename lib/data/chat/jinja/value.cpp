@@ -11,22 +11,12 @@
 namespace fp8train::jinja {
 namespace {
 
-bool equal_lists(const List& a, const List& b) {
-  return a.kind == b.kind &&
-         std::equal(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(), equal);
-}
-
 bool equal_dicts(const Dict& a, const Dict& b) {
   return a.entries.size() == b.entries.size() &&
          std::all_of(a.entries.begin(), a.entries.end(), [&](const auto& entry) {
            const Value* other = b.find(entry.first);
            return other != nullptr && equal(entry.second, *other);
          });
-}
-
-bool equal_numbers(const Value& a, const Value& b) {
-  if (a.is_integer() && b.is_integer()) return a.integer() == b.integer();
-  return a.real() == b.real();
 }
 
 std::string number_text(double value) {
@@ -289,12 +279,14 @@ int32_t message_of(const Value& value) {
 }
 
 bool equal(const Value& a, const Value& b) {
-  if (a.is_number() && b.is_number()) return equal_numbers(a, b);
+  if (a.is_integer() && b.is_integer()) return a.integer() == b.integer();
+  if (a.is_number() && b.is_number()) return a.real() == b.real();
   if (a.as_text() != nullptr && b.as_text() != nullptr) {
     return a.as_text()->bytes == b.as_text()->bytes;
   }
   if (a.as_list() != nullptr && b.as_list() != nullptr) {
-    return equal_lists(*a.as_list(), *b.as_list());
+    return a.as_list()->kind == b.as_list()->kind &&
+           std::ranges::equal(a.as_list()->items, b.as_list()->items, equal);
   }
   if (a.as_dict() != nullptr && b.as_dict() != nullptr) {
     return equal_dicts(*a.as_dict(), *b.as_dict());

@@ -1,0 +1,52 @@
+#pragma once
+// Errors that carry the configuration's keys that they are about. Their messages name them too.
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace fp8train {
+
+class HasKeys {
+ public:
+  /// Returns the key that the message begins with, and others that it names.
+  const std::vector<std::string>& keys() const { return keys_; }
+
+ protected:
+  HasKeys(std::string key, const std::vector<std::string>& others) : keys_(others) {
+    keys_.insert(keys_.begin(), std::move(key));
+  }
+
+ private:
+  std::vector<std::string> keys_;
+};
+
+template <class Kind>
+class Keyed : public Kind, public HasKeys {
+ public:
+  /// The message is the key and `text`, which begins with ": " or a space.
+  Keyed(std::string key, const std::string& text, const std::vector<std::string>& others = {})
+      : Kind(key + text), HasKeys(std::move(key), others) {}
+};
+
+using KeyError = Keyed<ConfigError>;
+
+/// An option of the section fp8 that the plan does not read.
+class MeaninglessOption : public KeyError {
+  using KeyError::KeyError;
+};
+
+/// Returns the result of `work`. A Kind that it throws becomes an error of the key, after
+/// "KEY: " and `about`.
+template <class Kind, class Work>
+auto keyed(const std::string& key, const Work& work, const std::string& about = "") {
+  try {
+    return work();
+  } catch (const Kind& error) {
+    throw Keyed<Kind>(key, ": " + about + error.what());
+  }
+}
+
+}  // namespace fp8train
