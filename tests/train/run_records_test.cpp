@@ -54,7 +54,7 @@ TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
   RunRecords records(dir / "run");
   records.begin_metrics(0, 1);
   records.open_sinks({.tensorboard = true}, 0, "");
-  records.write_step({.step = 1, .mfu = 0.5});
+  records.write_step({.step = 1, .mfu = 0.5, .speed_of_light = 0.75});
   const auto shown = [&] {
     std::string text;
     for (const auto& one : std::filesystem::directory_iterator(records.directory().tensorboard())) {
@@ -79,9 +79,9 @@ TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
   for (const char* tag :
        {"loss/train", "loss/validation", "optimizer/lr", "optimizer/grad_norm",
         "optimizer/skipped_steps", "optimizer/loss_scale", "speed/tokens_per_second",
-        "speed/tflops", "speed/mfu", "memory/bytes", "fp8/saturated_percent",
-        "fp8/underflow_percent", "experts/dropped_percent", "experts/padding_percent",
-        "experts/load_most", "experts/load_least"}) {
+        "speed/tflops", "speed/mfu", "speed/speed_of_light", "memory/bytes",
+        "fp8/saturated_percent", "fp8/underflow_percent", "experts/dropped_percent",
+        "experts/padding_percent", "experts/load_most", "experts/load_least"}) {
     CHECK_THAT(shown(), Catch::Contains(tag));
   }
 }

@@ -240,6 +240,9 @@ void RunRecords::write_step(const StepMetrics& metrics) {
   if (metrics.mfu) {
     line.add("mfu", rounded(*metrics.mfu));
   }
+  if (metrics.speed_of_light) {
+    line.add("speed_of_light", rounded(*metrics.speed_of_light));
+  }
   line.add("memory_bytes", metrics.memory_bytes)
       .add("data_position", metrics.data_position)
       .add("time", std::string_view(utc_time()))

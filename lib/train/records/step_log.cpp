@@ -16,12 +16,15 @@
 #include "train/watch/divergence.h"
 
 namespace fp8train {
-StepLog::StepLog(const Session& session, Device& device, RunRecords& records, RunListener& listener)
+StepLog::StepLog(const Session& session, Device& device, const Topology& ranks, RunRecords& records,
+                 RunListener& listener)
     : session_(&session),
       device_(&device),
       records_(&records),
       listener_(&listener),
-      gpu_(gpu_kind_in(device.description())) {
+      limits_(device.kind(), device.traits(),
+              device.kind() == DeviceKind::cuda ? gpu_kind_in(device.description()) : nullptr,
+              ranks) {
   if (session.data.train.is_blend()) {
     blend_.emplace(training_samples(session));
   }
@@ -82,6 +85,22 @@ std::optional<ExpertLoads> loads_of(Engine& engine, int64_t step) {
   return loads;
 }
 
+struct Limits {
+  std::optional<double> rate, seconds;
+};
+
+/// `seconds`: of the steps since the last call. Ranks that do not lead record nothing. A step
+/// without scales is another one than the dry run's.
+Limits limits_of(SpeedLimits& limits, Engine& engine, double seconds,
+                 const std::vector<double>& idle) {
+  limits.measure(engine.settings().plan.activation, seconds);
+  if (!engine.mesh().leads()) {
+    return {};
+  }
+  return {limits.flops_per_second(),
+          engine.plain() ? std::nullopt : limits.step_seconds(engine.settings(), idle)};
+}
+
 }  // namespace
 
 void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
@@ -97,6 +116,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   tokens_per_second_ = steps * static_cast<double>(session_->tokens_per_step()) / seconds;
   const double tflops = tokens_per_second_ / engine.mesh().world_size() * 1e-12 *
                         flops_per_token(session_->engine.model, session_->engine.step.seq_length);
+  const Limits limits = limits_of(limits_, engine, seconds, waits.planned);
   state.loss = loss.mean;
   std::vector<SlotReport> slots = engine.model().scaling().report();
   if (engine.plain()) {
@@ -122,7 +142,9 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
       .tokens_per_second = tokens_per_second_,
       .seconds_per_step = seconds / steps,
       .tflops = tflops,
-      .mfu = gpu_ ? std::optional(tflops / gpu_->tera_flops_16bit) : std::nullopt,
+      .mfu = limits.rate ? std::optional(1e12 * tflops / *limits.rate) : std::nullopt,
+      .speed_of_light =
+          limits.seconds ? std::optional(*limits.seconds * steps / seconds) : std::nullopt,
       .memory_bytes = device_->ledger().peak(),
       .data_position = state.sample_position,
       .loss_scale = session_->engine.plan.dynamic_loss_scaling
