@@ -13,6 +13,7 @@
 
 #include "comm/communicator.h"
 #include "config/settings.h"
+#include "device/gpu_monitor.h"
 #include "engine/engine.h"
 #include "engine/expert_loads.h"
 #include "io/checkpoint/run_directory.h"
@@ -45,6 +46,7 @@ struct StepMetrics {
   uint64_t data_position = 0;            ///< samples that have been read
   std::optional<double> loss_scale;      ///< plans with loss scaling
   int64_t skipped_steps = 0;
+  std::optional<GpuState> gpu;         ///< of this rank, during the step
   std::optional<Straggler> straggler;  ///< since the last such line, if there are several ranks
   /// Share of the time since the last such line in which each pipeline stage has waited for others,
   /// and the share that its schedule plans if all passes take as long.

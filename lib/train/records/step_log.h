@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "comm/communicator.h"
+#include "device/gpu_monitor.h"
 #include "engine/engine.h"
 #include "train/checkpoint/training_state.h"
 #include "train/records/run_records.h"
@@ -53,6 +54,7 @@ class StepLog {
   RunListener* listener_;
   std::optional<Samples> blend_;  ///< set if sources have weights
   SpeedLimits limits_;
+  std::optional<GpuMonitor> monitor_;  ///< set on a GPU; asked before the host waits for a step
   ScalingWarnings scaling_warnings_;
   Stopwatch since_log_;
   double seconds_left_out_ = 0;
