@@ -37,6 +37,9 @@
 namespace fp8train {
 namespace {
 
+/// Lengths of dialogues are rounded up to it: few shapes, for devices that make plans of them.
+constexpr int64_t kLengthMultiple = 64;
+
 struct EvalOptions {
   CheckpointRequest model;
   std::string data;
@@ -169,7 +172,7 @@ int evaluate_text(const EvalOptions& options) {
   {
     ProgressLine line;
     for (int64_t done = 1; const std::optional<Batch> batch = batches.next(); ++done) {
-      const Batch part = without_padding(*batch, kColumnMultiple);
+      const Batch part = without_padding(*batch, kLengthMultiple);
       if (part.rows > 0) engine.evaluate(part);
       line.show([&] { return progress_text(done, batches.batch_count(), line.seconds()); });
     }

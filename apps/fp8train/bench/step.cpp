@@ -59,10 +59,13 @@ int64_t steps_within(Communicator& comm, const std::function<void()>& run, doubl
 
 /// Returns null where a step has left no memory for the products, which `why` says.
 std::unique_ptr<GemmRate> make_ceiling(Device& device, DType dtype, std::string& why) {
-  const bool gpu = device.kind() == DeviceKind::cuda;
-  const std::vector<int64_t> of_gpu = {4096, 8192}, of_cpu = {512, 1024, 2048};
   try {
-    return std::make_unique<GemmRate>(device, dtype, gpu ? of_gpu : of_cpu, gpu ? 10 : 1);
+    auto rate =
+        device.kind() == DeviceKind::cuda
+            ? std::make_unique<GemmRate>(device, dtype, std::vector<int64_t>{4096, 8192}, 10)
+            : std::make_unique<GemmRate>(device, dtype, std::vector<int64_t>{512, 1024, 2048});
+    while (rate->samples() == 0) rate->measure();
+    return rate;
   } catch (const DeviceError& error) {
     why = error.what();
     return nullptr;
@@ -81,13 +84,9 @@ double median_step(Communicator& comm, const std::function<void()>& run, int64_t
     run();
     times.push_back(watch.seconds());
     total += times.back();
-    while (ceiling != nullptr && ceiling->seconds() < total) {
-      ceiling->measure();
-    }
+    while (ceiling != nullptr && ceiling->seconds() < total) ceiling->measure();
   }
-  while (ceiling != nullptr && ceiling->samples() < 3) {
-    ceiling->measure();
-  }
+  while (ceiling != nullptr && ceiling->samples() < 3) ceiling->measure();
   std::nth_element(times.begin(), times.begin() + count / 2, times.end());
   return times[static_cast<size_t>(count / 2)];
 }
