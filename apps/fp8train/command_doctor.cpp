@@ -22,6 +22,7 @@
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_libraries.h"
 #include "device/device.h"
+#include "device/gpu_monitor.h"
 #include "json_text.h"
 #include "numeric/cpu_isa.h"
 #include "output_path.h"
@@ -115,7 +116,9 @@ Finding gpu() {
 
 Finding driver(const Machine& machine) {
   if (!machine.nvidia_driver.empty()) {
-    return {"driver", "NVIDIA " + machine.nvidia_driver, ""};
+    std::string text = "NVIDIA " + machine.nvidia_driver;
+    for (const GpuState& gpu : GpuMonitor().all()) text += "; " + gpu.text();
+    return {"driver", text, ""};
   }
   return {"driver", "no NVIDIA driver is loaded",
           has_nvidia_gpu() ? "in a container: start it with --gpus all (Docker) or --nv (Apptainer)"

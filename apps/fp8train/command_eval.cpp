@@ -37,6 +37,9 @@
 namespace fp8train {
 namespace {
 
+/// Lengths of dialogues are rounded up to it: few shapes, for devices that make plans of them.
+constexpr int64_t kLengthMultiple = 64;
+
 struct EvalOptions {
   CheckpointRequest model;
   std::string data;
@@ -168,11 +171,10 @@ int evaluate_text(const EvalOptions& options) {
   engine.begin_evaluation();
   {
     ProgressLine line;
-    for (int64_t done = 0; const std::optional<Batch> batch = batches.next(); ++done) {
-      engine.evaluate(*batch);
-      if (line.is_renewed()) {
-        line.show([&] { return progress_text(done + 1, batches.batch_count(), line.seconds()); });
-      }
+    for (int64_t done = 1; const std::optional<Batch> batch = batches.next(); ++done) {
+      const Batch part = without_padding(*batch, kLengthMultiple);
+      if (part.rows > 0) engine.evaluate(part);
+      line.show([&] { return progress_text(done, batches.batch_count(), line.seconds()); });
     }
   }
   const LossReport loss = engine.evaluation_loss();

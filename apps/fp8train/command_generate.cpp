@@ -170,6 +170,11 @@ struct GenerateOptions {
   SamplingSettings sampling;
   ChatRequest chat;
   bool chats = false;
+  std::string prompts;  ///< JSON lines; empty: one prompt
+  int64_t samples = 0;  ///< of each prompt; 0: one, which is not written as JSON
+  int64_t batch_size = 8;
+
+  bool has_many() const { return samples > 0 || !prompts.empty(); }
 };
 
 void check_options(const GenerateOptions& options) {
@@ -194,11 +199,97 @@ void check_options(const GenerateOptions& options) {
       throw ConfigError(fmt::format("{}: a message is not UTF-8", option));
     }
   }
+  constexpr int64_t kMaxBatch = 256;  // experts have memory for as many tokens
+  if (options.batch_size > kMaxBatch) {
+    throw ConfigError(
+        fmt::format("--batch-size: {} is not in [1, {}]", options.batch_size, kMaxBatch));
+  }
+  if (options.has_many() && options.chats) {
+    throw ConfigError("--prompts and --samples continue texts; leave out --chat");
+  }
+  if (!options.prompts.empty() && chat.prompt) {
+    throw ConfigError("--prompts and --prompt: give one of them");
+  }
   for (const auto& [option, is_given] : of_dialogues) {
     if (is_given && !options.chats) {
       throw ConfigError(fmt::format("{} is for dialogues; add --chat", option));
     }
   }
+}
+
+/// A text to be continued.
+struct Prompt {
+  std::string text;
+  std::vector<int32_t> tokens;
+};
+
+std::vector<Prompt> prompts_of(const GenerateOptions& options, const CheckpointModel& opened) {
+  std::vector<Prompt> prompts;
+  const auto add = [&](const std::string& text, const std::string& where) {
+    prompts.push_back({text, encode_prompt(*opened.tokenizer, text)});
+    const auto length = static_cast<int64_t>(prompts.back().tokens.size());
+    if (length == 0) {
+      throw ConfigError(where + ": give the text to continue, at least one character");
+    }
+    if (length > opened.longest_sequence) {
+      throw ConfigError(fmt::format("{}: the prompt has {} tokens, the model reads at most {}",
+                                    where, length, opened.longest_sequence));
+    }
+  };
+  if (options.prompts.empty()) {
+    add(options.chat.prompt.value_or(""), "--prompt");
+    return prompts;
+  }
+  for_each_json_line(options.prompts, [&](std::string_view line, const std::string& where) {
+    const nlohmann::json record = parse_json_line(line, where);
+    const auto text = record.is_object() ? record.find("prompt") : record.end();
+    if (text == record.end() || !text->is_string()) {
+      throw DataError(where + ": expected an object with \"prompt\", the text to continue");
+    }
+    add(text->get<std::string>(), where);
+  });
+  return prompts;
+}
+
+/// Prints a JSON line for each sample of each prompt.
+int continue_texts(const CheckpointModel& opened, const GenerateOptions& options,
+                   const SamplingSettings& sampling) {
+  constexpr int64_t kBatchesAtOnce = 8;  // their lines are printed together
+  const std::vector<Prompt> prompts = prompts_of(options, opened);
+  const auto samples = static_cast<size_t>(std::max<int64_t>(options.samples, 1));
+  const size_t count = prompts.size() * samples;
+  size_t longest = 0;
+  for (const Prompt& prompt : prompts) {
+    longest = std::max(longest, prompt.tokens.size());
+  }
+  const int64_t batch_size = std::min(options.batch_size, static_cast<int64_t>(count));
+  Generator generator(*opened.device, opened.engine->model(),
+                      static_cast<int64_t>(longest) + sampling.max_new_tokens, {}, batch_size);
+  ProgressLine progress;
+  for (size_t begin = 0; begin < count;) {
+    const size_t end = std::min(count, begin + static_cast<size_t>(kBatchesAtOnce * batch_size));
+    std::vector<TextRequest> requests;
+    for (size_t i = begin; i < end; ++i) {
+      requests.push_back({prompts[i / samples].tokens, sampling});
+      requests.back().sampling.seed += i % samples;
+    }
+    std::vector<std::vector<int32_t>> texts;
+    for (const TextRequest& request : requests) texts.push_back(request.prompt);
+    generator.generate(requests, [&](size_t text, int32_t token) {
+      texts[text].push_back(token);
+      progress.show([&] { return fmt::format("text {}/{}", begin + text + 1, count); });
+      return true;
+    });
+    progress.finish();
+    for (size_t i = begin; i < end; ++i) {
+      const nlohmann::ordered_json line = {{"prompt", prompts[i / samples].text},
+                                           {"seed", requests[i - begin].sampling.seed},
+                                           {"text", opened.tokenizer->decode(texts[i - begin])}};
+      print_at_once(json_text(line) + "\n");
+    }
+    begin = end;
+  }
+  return 0;
 }
 
 int continue_text(CheckpointModel& opened, const std::string& prompt,
@@ -241,8 +332,9 @@ int generate(const GenerateOptions& options) {
   if (sampling.max_new_tokens == 0) {
     sampling.max_new_tokens = options.chats ? kAnswerTokens : kTextTokens;
   }
-  return options.chats ? run_chat(opened, options.chat, sampling)
-                       : continue_text(opened, options.chat.prompt.value_or(""), sampling);
+  return options.chats        ? run_chat(opened, options.chat, sampling)
+         : options.has_many() ? continue_texts(opened, options, sampling)
+                              : continue_text(opened, options.chat.prompt.value_or(""), sampling);
 }
 
 }  // namespace
@@ -252,6 +344,12 @@ void add_generate(Arguments command, Action& action) {
   options->sampling.max_new_tokens = 0;
   add_checkpoint_options(command, options->model);
   command.option("--prompt", options->chat.prompt, "Text to continue; with --chat, to answer");
+  command.path("--prompts", options->prompts,
+               "JSON lines with a prompt each, continued together, each with a JSON line");
+  command.option("--samples N", options->samples, 0,
+                 "Texts for each prompt, with --seed, --seed + 1 and so on, as JSON lines");
+  command.option("--batch-size", options->batch_size, 1,
+                 "Texts of --prompts and --samples that are computed together, at most 256");
   command.flag("--chat", options->chats,
                "Answer in the model's chat template: --prompt, --messages, or a dialogue");
   command.path("--messages", options->chat.messages,

@@ -39,6 +39,12 @@ std::vector<std::string> fields_of(const StepMetrics& metrics) {
   if (metrics.skipped_steps > 0) {
     fields.insert(fields.begin() + 2, fmt::format("skipped {}", metrics.skipped_steps));
   }
+  if (metrics.mfu) {
+    fields.push_back(fmt::format("mfu {:.1f}%", 100 * *metrics.mfu));
+  }
+  if (metrics.speed_of_light) {
+    fields.push_back(fmt::format("speed of light {:.1f}%", 100 * *metrics.speed_of_light));
+  }
   if (metrics.experts) {
     fields.push_back(fmt::format("dropped {:.2f}%", 100 * metrics.experts->dropped));
   }

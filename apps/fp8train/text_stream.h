@@ -56,7 +56,6 @@ class ProgressLine {
   }
   /// Removes the renewed line.
   void finish();
-  bool is_renewed() const { return renewed_; }
   /// Since the work began.
   double seconds() const { return total_.seconds(); }
 

@@ -149,6 +149,27 @@ void Loader::seek(uint64_t position) {
   first_position_ = position;
 }
 
+Batch without_padding(const Batch& batch, int64_t column_multiple) {
+  check(batch.document_starts.empty(), "a batch without its padding has no masked documents");
+  Batch result = {.rows = 0, .columns = 0, .step_targets = batch.step_targets};
+  for (int64_t i = 0; i < batch.rows * batch.columns; ++i) {
+    if (batch.targets[static_cast<size_t>(i)] != kIgnoredTarget) {
+      result.rows = i / batch.columns + 1;
+      result.columns = std::max(result.columns, i % batch.columns + 1);
+    }
+  }
+  result.columns = std::min(batch.columns, round_up(result.columns, column_multiple));
+  for (int64_t row = 0; row < result.rows; ++row) {
+    const auto begin = static_cast<std::ptrdiff_t>(row * batch.columns);
+    const auto end = begin + static_cast<std::ptrdiff_t>(result.columns);
+    result.tokens.insert(result.tokens.end(), batch.tokens.begin() + begin,
+                         batch.tokens.begin() + end);
+    result.targets.insert(result.targets.end(), batch.targets.begin() + begin,
+                          batch.targets.begin() + end);
+  }
+  return result;
+}
+
 ValidationBatches::ValidationBatches(const Corpus& corpus, int64_t batch_size, int64_t seq_length,
                                      const ValidationWalk& walk)
     : samples_(

@@ -77,6 +77,11 @@ struct ValidationWalk {
   const char* length_option = "data.seq_length";  ///< what sets seq_length, for messages
 };
 
+/// Returns `batch` without the rows behind the last one that has a target, and without the columns
+/// behind the last target of all rows, but with a multiple of `column_multiple` columns, or all.
+/// Batch::document_starts must be empty.
+Batch without_padding(const Batch& batch, int64_t column_multiple);
+
 /// Walks a validation corpus once, in order: consecutive windows of seq_length targets, the last
 /// one padded with kIgnoredTarget, so that every token but the first is a target exactly once over
 /// all ranks; or all samples of documents. All ranks see the same number of batches. With a

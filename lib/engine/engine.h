@@ -187,7 +187,8 @@ class Engine {
   /// Runs a batch forward, as an evaluation does, and shows `watch` its activations.
   void watch_forward(const Batch& batch, ActivationWatch& watch);
 
-  /// Adds a batch to the evaluation totals, which begin_evaluation() clears.
+  /// Adds a batch to the evaluation totals, which begin_evaluation() clears. One rank that has the
+  /// whole model and masks no documents takes batches with fewer rows and columns too.
   void begin_evaluation();
   void evaluate(const Batch& batch);
   LossReport evaluation_loss();
@@ -245,6 +246,7 @@ class Engine {
   void run_weight_gradients(const MicroBatchMemory& memory, const StagePass& pass);
   void move_scales(const StagePass& pass, ScalingPass of_pass, int chunk);
   void run_batch(const Batch& batch, ActivationWatch* watch);
+  void evaluate_smaller(const Batch& batch, float* losses);
   void evaluate_parts(ActivationWatch* watch);
   void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                    Position position);

@@ -306,7 +306,8 @@ void Decoder::embed_over_ranks(const StepContext& context, ops::EmbeddingForward
 }
 
 void Decoder::run_blocks(const StepContext& context, Residual& stream, MicroBatchPass& pass,
-                         std::vector<KvCache>* caches) {
+                         std::span<const KvCache> caches) {
+  const auto batch = static_cast<size_t>(pass.tokens.shape[0]);
   const auto [first, end] = units_of(pass.chunk);
   pass.saved.resize(end - first);
   // If backward reads every block's input, all of them stay alive; otherwise two buffers alternate.
@@ -327,7 +328,7 @@ void Decoder::run_blocks(const StepContext& context, Residual& stream, MicroBatc
       of_block.saved = &offload->begin_forward(context.stream, number);
     }
     blocks_[unit - 1].forward(of_block, stream, y, pass.tokens.shape[0],
-                              caches == nullptr ? nullptr : &(*caches)[unit - 1],
+                              caches.empty() ? caches : caches.subspan((unit - 1) * batch, batch),
                               pass.saved[unit - first]);
     if (offload != nullptr) {
       offload->end_forward(context.stream, number);

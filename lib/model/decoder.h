@@ -167,11 +167,12 @@ class Decoder {
   /// InternalError if step.training.
   void evaluate(const StepContext& step, MicroBatchPass batch, const LossTotals& totals);
 
-  /// Appends pass.tokens [B, T] to the caches (one per block) of the chunk, advances their lengths,
-  /// and returns the logits of the last position, [B, padded vocabulary] in the activation type, or
-  /// nothing in a chunk without head, which writes pass.y. B is 1, and each tensor rank has all
-  /// rows of x and y (WholeRows). The view is valid until the scratch arena is released. Throws
-  /// InternalError if step.training, for another B or a full cache.
+  /// Appends pass.tokens [B, T] to the caches of the chunk, B for each block, advances their
+  /// lengths, and returns the logits of the last position, [B, padded vocabulary] in the activation
+  /// type, or nothing in a chunk without head, which writes pass.y. B or T is 1, and each tensor
+  /// rank has all rows of x and y (WholeRows). Attention::forward() says what `step` has where
+  /// lengths differ. The view is valid until the scratch arena is released. Throws InternalError if
+  /// step.training, for other extents or a full cache.
   View next_token_logits(const StepContext& step, MicroBatchPass pass,
                          std::vector<KvCache>& caches);
 
@@ -212,7 +213,7 @@ class Decoder {
   /// Runs all blocks. `stream` has the embedded tokens and memory for branches on entry; on return
   /// the sum with the last block's branch is due.
   void run_blocks(const StepContext& context, Residual& stream, MicroBatchPass& pass,
-                  std::vector<KvCache>* caches);
+                  std::span<const KvCache> caches);
   Residual forward(const StepContext& context, MicroBatchPass& pass, const View& branch);
   void run_head(const StepContext& context, const Residual& last, ConstView targets,
                 const LossTotals& totals, const View& gradient, const GradientScale& scale);

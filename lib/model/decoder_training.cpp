@@ -56,7 +56,7 @@ Residual Decoder::forward(const StepContext& context, MicroBatchPass& pass, cons
   Arena& arena = keeps_block_inputs_ ? *context.saved : *context.scratch;
   const View x = embeds(pass.chunk) ? embed(context, pass.tokens, 0, arena) : pass.x;
   Residual stream = {.x = x, .branch = branch, .sum = {}};
-  run_blocks(context, stream, pass, nullptr);
+  run_blocks(context, stream, pass, {});
   return stream;
 }
 

@@ -1,5 +1,6 @@
 #include "nn/attention.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <vector>
@@ -142,9 +143,9 @@ std::array<int64_t, 3> Attention::qkv_pieces() const {
 
 /// Appends the new keys and values to the cache, and returns what they and the earlier ones are in.
 std::array<ops::HeadsView, 2> Attention::append_to_cache(const StepContext& context,
-                                                         const View& projected, int64_t batch,
+                                                         const View& projected,
                                                          const KvCache& cache) const {
-  const int64_t length = projected.shape.rows() / batch;
+  const int64_t length = projected.shape.rows();
   const int64_t width = dimensions_.kv_heads * dimensions_.head_dim;
   check(cache.length + length <= cache.capacity, "the KV cache is full");
   std::array<ops::HeadsView, 2> all;
@@ -156,14 +157,13 @@ std::array<ops::HeadsView, 2> Attention::append_to_cache(const StepContext& cont
               .dtype = added.dtype,
               .row_stride = width,
               .length_capacity = cache.capacity};
-    ops::copy_rows(context.stream,
-                   {.from = added.data,
-                    .to = rows_from(all[i], cache.length).data,
-                    .dtype = added.dtype,
-                    .extents = {1, batch, length},
-                    .width = width,
-                    .from_strides = {0, length * added.row_stride, added.row_stride},
-                    .to_strides = {0, cache.capacity * width, width}});
+    ops::copy_rows(context.stream, {.from = added.data,
+                                    .to = rows_from(all[i], cache.length).data,
+                                    .dtype = added.dtype,
+                                    .extents = {1, 1, length},
+                                    .width = width,
+                                    .from_strides = {0, 0, added.row_stride},
+                                    .to_strides = {0, 0, width}});
   }
   return all;
 }
@@ -198,17 +198,37 @@ void Attention::attention_forward(const StepContext& context, int64_t batch, int
   }
 }
 
+/// The same where keys are in caches. A sequence has the bits that it has alone.
+void Attention::cached_forward(const StepContext& context, std::span<const KvCache> caches,
+                               const Saved& saved) const {
+  StepContext of_sequence = context;
+  of_sequence.document_starts = {};  // they were the positions of rows
+  const int64_t length = saved.projected.shape.rows() / std::ssize(caches);
+  for (int64_t row = 0; const KvCache& cache : caches) {
+    Saved one;
+    one.projected = rows_of(saved.projected, row, length);
+    one.attended = rows_of(saved.attended, row, length);
+    one.log_sum_exp = saved.log_sum_exp;
+    attention_forward(of_sequence, 1, cache.length,
+                      append_to_cache(of_sequence, one.projected, cache), one);
+    row += length;
+  }
+}
+
 void Attention::forward(const StepContext& context, const InputTensor& x, View y, int64_t batch,
-                        KvCache* cache, Saved& saved) const {
+                        std::span<const KvCache> caches, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const Dimensions attending = swapped(context);
   const int64_t own_rows = context.rows_of_ranks(x.plain.shape.rows());
   const int64_t rows = own_rows * (dimensions_.heads / attending.heads);
   const DType dtype = x.plain.dtype;
   const int64_t length = rows / batch;
-  const int64_t past = cache == nullptr ? 0 : cache->length;
+  int64_t past = 0;
+  for (const KvCache& cache : caches) {
+    past = std::max(past, cache.length);
+  }
   Arena& arena = context.training ? *context.saved : *context.scratch;
-  const bool in_codes = reads_codes(context, cache);
+  const bool in_codes = reads_codes(context, caches);
   const bool saves_codes = in_codes && context.training && scaling_->dscores != nullptr;
   const View projected = allocate(swaps(context) || saves_codes ? *context.scratch : arena, dtype,
                                   {own_rows, dimensions_.qkv_width()});
@@ -225,9 +245,7 @@ void Attention::forward(const StepContext& context, const InputTensor& x, View y
   std::array<ops::HeadsView, 2> keys = {
       slice(saved.projected, attending.heads, length),
       slice(saved.projected, attending.heads + attending.kv_heads, length)};
-  if (cache != nullptr) {
-    keys = append_to_cache(context, saved.projected, batch, *cache);
-  } else if (gathers(context)) {
+  if (caches.empty() && gathers(context)) {
     keys = gather_keys(context, saved.projected, batch);
   }
   const bool only_codes = saves_codes && scaling_->out.slot(Along::rows) != nullptr;
@@ -236,11 +254,14 @@ void Attention::forward(const StepContext& context, const InputTensor& x, View y
                          : arena;
   saved.attended = allocate(swaps(context) ? arena : of_output, dtype,
                             {rows, attending.heads * attending.head_dim});
-  saved.log_sum_exp = allocate(arena, DType::f32, {batch, attending.heads, length});
-  if (in_codes) {
+  saved.log_sum_exp =
+      allocate(arena, DType::f32, {caches.empty() ? batch : 1, attending.heads, length});
+  if (!caches.empty()) {
+    cached_forward(context, caches, saved);
+  } else if (in_codes) {
     codes_forward(context, batch, saves_codes ? *context.saved : *context.scratch, saved);
   } else {
-    attention_forward(context, batch, past, keys, saved);
+    attention_forward(context, batch, 0, keys, saved);
   }
   if (!saves_codes) {
     saved.projected_codes = saved.attended_codes = {};

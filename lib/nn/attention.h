@@ -7,6 +7,7 @@
 
 #include <array>
 #include <optional>
+#include <span>
 
 #include "nn/context.h"
 #include "nn/linear.h"
@@ -21,8 +22,8 @@ struct RotaryTables {
   ConstView sines;
 };
 
-/// Keys and values of the positions so far, for generation: [batch, capacity, Hkv * D] each, in the
-/// activation type.
+/// Keys and values of the positions of a sequence so far, for generation: [capacity, Hkv * D] each,
+/// in the activation type.
 struct KvCache {
   View keys;
   View values;
@@ -82,10 +83,12 @@ class Attention {
   const Linear& qkv() const { return qkv_; }
 
   /// x: [B * T, C], as qkv() has allocated it -> y: [B * T, C]. The shape of x is read even if x
-  /// has no memory. With a `cache` (not training): T new positions are appended to it; the caller
-  /// advances KvCache::length. Throws InternalError if the cache is full.
+  /// has no memory. With `caches` (not training), one for each sequence: T new positions are
+  /// appended to each; the caller advances KvCache::length. Where lengths differ,
+  /// StepContext::document_starts has the longest one minus that of each sequence. Throws
+  /// InternalError if a cache is full.
   void forward(const StepContext& context, const InputTensor& x, View y, int64_t batch,
-               KvCache* cache, Saved& saved) const;
+               std::span<const KvCache> caches, Saved& saved) const;
   /// dy, dx: [B * T, C]; dx is overwritten. Adds to the gradients of all weights of the layer, or
   /// overwrites them (StepContext::overwrites_gradients).
   void backward(const StepContext& context, ConstView dy, View dx, int64_t batch,
@@ -108,10 +111,12 @@ class Attention {
   void normalize_heads(const StepContext& context, const View& projected, Saved& saved) const;
   std::array<int64_t, 3> qkv_pieces() const;
   std::array<ops::HeadsView, 2> append_to_cache(const StepContext& context, const View& projected,
-                                                int64_t batch, const KvCache& cache) const;
+                                                const KvCache& cache) const;
+  void cached_forward(const StepContext& context, std::span<const KvCache> caches,
+                      const Saved& saved) const;
   std::array<ops::HeadsView, 2> gather_keys(const StepContext& context, const View& projected,
                                             int64_t batch) const;
-  bool reads_codes(const StepContext& context, const KvCache* cache) const;
+  bool reads_codes(const StepContext& context, std::span<const KvCache> caches) const;
   void codes_forward(const StepContext& context, int64_t batch, Arena& of_codes,
                      Saved& saved) const;
   void codes_backward(const StepContext& context, const View& d_attended, const View& d_projected,

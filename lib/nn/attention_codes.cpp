@@ -32,8 +32,8 @@ AttentionScaling::AttentionScaling(const AttentionPlan& plan, const std::string&
       probabilities(scaling.add(layer, "p", plan.probabilities)),
       dscores(plan.dscores.is_scaled() ? scaling.add(layer, "ds", plan.dscores) : nullptr) {}
 
-bool Attention::reads_codes(const StepContext& context, const KvCache* cache) const {
-  return scaling_ && cache == nullptr && scaling_->qkv.reads_codes(context, Along::rows);
+bool Attention::reads_codes(const StepContext& context, std::span<const KvCache> caches) const {
+  return scaling_ && caches.empty() && scaling_->qkv.reads_codes(context, Along::rows);
 }
 
 /// Writes saved.attended and saved.log_sum_exp. An output that has a scale is what its codes say.

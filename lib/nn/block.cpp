@@ -22,11 +22,11 @@ class Dropped {
 }  // namespace
 
 void Block::run_attention(const StepContext& context, const Residual& stream, View y, int64_t batch,
-                          KvCache* cache, Saved& saved) const {
+                          std::span<const KvCache> caches, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const InputTensor normed = attention_.qkv().allocate_input(context, stream.x.shape.rows());
   attention_norm_.forward(context, stream, normed.plain, saved.attention_norm, normed.cast);
-  attention_.forward(context, normed, y, batch, cache, saved.attention);
+  attention_.forward(context, normed, y, batch, caches, saved.attention);
 }
 
 void Block::run_mlp(const StepContext& context, const Residual& stream, View y,
@@ -48,14 +48,14 @@ void Block::run_mlp(const StepContext& context, const Residual& stream, View y,
 }
 
 void Block::forward(const StepContext& context, Residual& stream, View y, int64_t batch,
-                    KvCache* cache, Saved& saved) const {
+                    std::span<const KvCache> caches, Saved& saved) const {
   saved.x = stream.value();
   const bool reads_middle =
       recompute_ != Recompute::block && (!encodes_residuals_ || recompute_ == Recompute::mlp);
   saved.middle = context.training && reads_middle ? allocate(*context.saved, y.dtype, y.shape) : y;
   {
     const Dropped dropped(context, recomputes(Recompute::attention));
-    run_attention(context, stream, stream.branch, batch, cache, saved);
+    run_attention(context, stream, stream.branch, batch, caches, saved);
   }
   stream = stream.plus_branch(saved.middle);
   {
@@ -74,7 +74,7 @@ void Block::backward(const StepContext& context, View gradient, int64_t batch, S
     ArenaScope unread(*context.scratch);
     saved.middle = like_x(encodes_residuals_ ? *context.scratch : *context.saved);
     stream.branch = like_x(*context.scratch);
-    run_attention(context, stream, stream.branch, batch, nullptr, saved);
+    run_attention(context, stream, stream.branch, batch, {}, saved);
     run_mlp(context, stream.plus_branch(saved.middle), {}, saved);
   } else if (recompute_ == Recompute::mlp) {
     run_mlp(context, {.x = saved.middle, .branch = {}, .sum = {}}, {}, saved);
@@ -87,7 +87,7 @@ void Block::backward(const StepContext& context, View gradient, int64_t batch, S
   }
   mlp_norm_.backward(context, d_normed, gradient, true, saved.mlp_norm);
   if (recompute_ == Recompute::attention) {
-    run_attention(context, stream, {}, batch, nullptr, saved);
+    run_attention(context, stream, {}, batch, {}, saved);
   }
   attention_.backward(context, gradient, d_normed, batch, saved.attention);
   attention_norm_.backward(context, d_normed, gradient, true, saved.attention_norm);

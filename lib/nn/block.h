@@ -49,8 +49,9 @@ class Block {
 
   /// stream: the block's input, [B * T, C], on entry; on return its output, due to be added into y,
   /// which has the same shape. y must not alias the input, nor the views that `stream` consists of.
-  void forward(const StepContext& context, Residual& stream, View y, int64_t batch, KvCache* cache,
-               Saved& saved) const;
+  /// `caches`: as Attention::forward() takes them.
+  void forward(const StepContext& context, Residual& stream, View y, int64_t batch,
+               std::span<const KvCache> caches, Saved& saved) const;
 
   /// Runs backward, with recompute after another forward pass, which fills `saved` again.
   /// `gradient`, [B * T, C], is that of y on entry and that of x on return.
@@ -69,7 +70,7 @@ class Block {
   /// y: the branch, which has the memory of the one that the stream has had, or no memory, and is
   /// not made then.
   void run_attention(const StepContext& context, const Residual& stream, View y, int64_t batch,
-                     KvCache* cache, Saved& saved) const;
+                     std::span<const KvCache> caches, Saved& saved) const;
   void run_mlp(const StepContext& context, const Residual& stream, View y, Saved& saved) const;
   bool recomputes(Recompute half) const {
     return recompute_ == half || recompute_ == Recompute::block;

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "base/error.h"
+#include "ops/attention/copy_rows.h"
 #include "ops/loss/cross_entropy.h"
 #include "ops/pointwise/elementwise.h"
 
@@ -138,11 +139,20 @@ void Head::logits(const StepContext& context, ConstView x, View logits) const {
   if (context.tensor_ranks == nullptr) {
     return projection_.forward(context, x, logits, unused);
   }
-  check(x.shape.rows() == 1, "ranks that share the head make the logits of one row at a time");
-  const View columns = reshaped(logits, {padded_vocabulary_, 1});
-  const View own = reshaped(rows_of(columns, first_column_, columns_), {1, columns_});
+  ArenaScope scope(*context.scratch);
+  const int64_t rows = x.shape.rows();
+  const int64_t ranks = padded_vocabulary_ / columns_;
+  const View parts = allocate(*context.scratch, logits.dtype, {ranks * rows, columns_});
+  const View own = rows_of(parts, first_column_ / columns_ * rows, rows);
   projection_.forward(context, x, own, unused);
-  context.tensor_ranks->gather(context, own, columns);
+  context.tensor_ranks->gather(context, own, parts);
+  ops::copy_rows(context.stream, {.from = parts.data,
+                                  .to = logits.data,
+                                  .dtype = logits.dtype,
+                                  .extents = {1, rows, ranks},
+                                  .width = columns_,
+                                  .from_strides = {0, columns_, rows * columns_},
+                                  .to_strides = {0, padded_vocabulary_, columns_}});
 }
 
 }  // namespace fp8train

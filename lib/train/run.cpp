@@ -57,7 +57,7 @@ class Run {
         checkpoints_(records_.directory().checkpoints(), session_, watch_.skips(), records_, comm,
                      *parts.listener),
         listener_(parts.listener),
-        step_log_(session_, *device_, records_, *listener_),
+        step_log_(session_, *device_, comm.topology(), records_, *listener_),
         resolved_config_(show_settings(session_.settings, true)),  // with the steps of warm-up
         earlier_config_(std::move(parts.earlier_config)) {
     make_engine(parts.plan);
@@ -417,8 +417,9 @@ class Run {
     if (settings().sample.interval > 0 && (leads() || engine_->passes_are_collective())) {
       const int64_t capacity =
           longest_prompt(settings().sample, *session_.tokenizer) + settings().sample.max_new_tokens;
-      generator_ =
-          std::make_unique<Generator>(*device_, engine_->model(), capacity, model_ranks(*engine_));
+      generator_ = std::make_unique<Generator>(
+          *device_, engine_->model(), capacity, model_ranks(*engine_),
+          std::clamp<int64_t>(std::ssize(settings().sample.prompts), 1, kSamplesAtOnce));
     }
   }
 

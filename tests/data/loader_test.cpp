@@ -234,6 +234,24 @@ TEST_CASE("a loader can be dropped at any moment") {
   SUCCEED();
 }
 
+TEST_CASE("a batch without its padding has all targets, and their tokens") {
+  const int32_t none = kIgnoredTarget;
+  const Batch batch = {.rows = 4,
+                       .columns = 5,
+                       .tokens = {1, 2, 3, 4, 0, 5, 6, 0, 0, 0, 7, 8, 9, 0, 0, 0, 0, 0, 0, 0},
+                       .targets = {none, 3,    none, none, none, none, none, none, none, none,
+                                   8,    none, 10,   none, none, none, none, none, none, none}};
+  const Batch cut = without_padding(batch, 1);
+  CHECK(cut.rows == 3);
+  CHECK(cut.columns == 3);
+  CHECK(cut.tokens == std::vector<int32_t>{1, 2, 3, 5, 6, 0, 7, 8, 9});
+  CHECK(cut.targets == std::vector<int32_t>{none, 3, none, none, none, none, 8, none, 10});
+  CHECK(without_padding(batch, 4).columns == 4);
+  CHECK(without_padding(batch, 16).columns == 5);
+  CHECK(without_padding({.rows = 1, .columns = 2, .tokens = {1, 0}, .targets = {none, none}}, 1)
+            .rows == 0);
+}
+
 TEST_CASE("validation sees every target exactly once") {
   for (const int64_t size : {2, 8, 9, 10, 17, 100, 101}) {
     const Corpus corpus = counting(size);

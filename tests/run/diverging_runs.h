@@ -90,8 +90,8 @@ inline std::vector<std::string> metrics_of(const fs::path& run, const char* key 
   std::vector<std::string> found;
   for (const std::string& line : lines_of(read_file(run / "metrics.jsonl"))) {
     nlohmann::ordered_json object = nlohmann::ordered_json::parse(line);
-    for (const char* timed : {"tokens_per_second", "seconds_per_step", "tflops", "mfu", "time",
-                              "memory_bytes", "stage_idle"}) {
+    for (const char* timed : {"tokens_per_second", "seconds_per_step", "tflops", "mfu",
+                              "speed_of_light", "time", "memory_bytes", "stage_idle"}) {
       object.erase(timed);
     }
     object.erase("slowest_rank");

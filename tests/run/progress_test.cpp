@@ -32,6 +32,10 @@ TEST_CASE("a progress line has what a person asks for") {
   metrics.scaling = &scaling;
   const std::string line = describe(metrics);
   CHECK_THAT(line, Contains("step 120/2000") && Contains("loss 3.4121") && Contains("2.90e-04"));
+  CHECK_THAT(line, !Contains("mfu") && !Contains("light"));
+  metrics.mfu = 0.412;
+  metrics.speed_of_light = 0.74;
+  CHECK_THAT(describe(metrics), Contains("2.90e-04 | mfu 41.2% | speed of light 74.0% | fp4 sat"));
   CHECK_THAT(line, Contains("18.2k tok/s") && Contains("eta 3m 08s") && Contains("fp4 sat 0.00%"));
 }
 

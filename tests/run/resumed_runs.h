@@ -65,8 +65,8 @@ inline std::string timeless_metrics(const fs::path& run) {
     if (object.contains("saved")) {
       continue;
     }
-    for (const char* timed : {"tokens_per_second", "seconds_per_step", "tflops", "mfu", "time",
-                              "memory_bytes", "stage_idle"}) {
+    for (const char* timed : {"tokens_per_second", "seconds_per_step", "tflops", "mfu",
+                              "speed_of_light", "time", "memory_bytes", "stage_idle"}) {
       object.erase(timed);
     }
     text += object.dump() + "\n";

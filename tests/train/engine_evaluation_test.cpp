@@ -147,6 +147,27 @@ TEST_CASE(
   CHECK(full >= histories / 2);
 }
 
+TEST_CASE("a batch without its padding has the loss of the whole one") {
+  const std::string plan = GENERATE("fp32", "te-delayed", "torchao-rowwise");
+  CAPTURE(plan);
+  TrainedEngine run(test::small_llama(plan));
+  run.train(2);
+  Batch whole = test::random_batch(5);
+  std::fill(whole.targets.begin() + 8, whole.targets.end(), kIgnoredTarget);
+  Batch part = {.rows = 1, .columns = 8};
+  part.tokens.assign(whole.tokens.begin(), whole.tokens.begin() + 8);
+  part.targets.assign(whole.targets.begin(), whole.targets.begin() + 8);
+  LossReport losses[2];
+  for (int i = 0; i < 2; ++i) {
+    run.engine.begin_evaluation();
+    run.engine.evaluate(i == 0 ? whole : part);
+    losses[i] = run.engine.evaluation_loss();
+  }
+  CHECK(losses[0].targets == 8);
+  CHECK(losses[1].targets == 8);
+  CHECK(losses[1].mean == Approx(losses[0].mean).epsilon(1e-6));
+}
+
 TEST_CASE("ignored targets do not count") {
   TrainedEngine run(test::small_llama("fp32"));
   Batch batch = test::random_batch(1);

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "engine/dry_run.h"
 #include "model/families/family.h"
 #include "support/small_gpt2.h"
 #include "support/small_llama.h"
@@ -52,6 +53,75 @@ TEST_CASE("the KV cache gives what a full forward pass gives") {
     prompt.push_back(whole[i]);
     CHECK(generate(generator, prompt, {.max_new_tokens = 1, .temperature = 0.0}).front() ==
           whole[i + 1]);
+  }
+}
+
+/// Five texts, three at a time: those of one at a time. One stops by itself, and one at the
+/// capacity.
+void check_together(const EngineSettings& settings) {
+  const auto device = make_device(DeviceKind::cpu);
+  Engine engine(*device, settings);
+  engine.reserve(plan_weights(settings, device->traits()));
+  engine.model().initialize(5);
+  engine.weights_changed();
+  std::vector<TextRequest> requests;
+  for (const int length : {3, 70, 1, 64, 17}) {
+    requests.push_back({{}, {.max_new_tokens = 12 + length, .temperature = 2, .seed = 7}});
+    requests.back().sampling.seed += static_cast<uint64_t>(length);
+    for (int i = 0; i < length; ++i) {
+      requests.back().prompt.push_back((i * 5 + length) % static_cast<int>(test::kSmallVocabulary));
+    }
+  }
+  constexpr size_t kMaxTokens = 40;
+  std::vector<std::vector<int32_t>> together(requests.size());
+  Generator several(*device, engine.model(), 96, {}, 3);
+  several.generate(requests, [&](size_t text, int32_t token) {
+    together[text].push_back(token);
+    return together[text].size() < kMaxTokens;
+  });
+  Generator one(*device, engine.model(), 96);
+  for (size_t text = 0; text < requests.size(); ++text) {
+    CAPTURE(text);
+    std::vector<int32_t> alone;
+    one.generate(requests[text].prompt, requests[text].sampling, [&](int32_t token) {
+      alone.push_back(token);
+      return alone.size() < kMaxTokens;
+    });
+    CHECK(alone.size() > 1);
+    CHECK(together[text] == alone);
+  }
+}
+
+TEST_CASE("texts that are generated together are those of one at a time") {
+  check_together(small(llama_family()));
+  check_together(small(gpt2_family()));
+  for (const char* plan : {"bf16", "te-current", "torchao-rowwise", "te-nvfp4"}) {
+    CAPTURE(plan);
+    EngineSettings settings = small(llama_family());
+    settings.plan = plan_named(plan);
+    check_together(settings);
+  }
+  // A token of each text is never dropped, whatever the capacity in training.
+  EngineSettings experts = small(llama_family());
+  experts.model.moe = {.experts = 4, .per_token = 2, .width = 32};
+  experts.step.decoder.moe.capacity_factor = 0.25;
+  check_together(experts);
+}
+
+TEST_CASE("rows are independent unless a scale follows from the values of several") {
+  for (const auto& [plan, independent] : {std::pair("fp32", true),
+                                          {"bf16", true},
+                                          {"te-delayed", true},
+                                          {"torchao-rowwise", true},
+                                          {"deepseek-v3", true},
+                                          {"te-current", false},
+                                          {"te-nvfp4", false}}) {
+    CAPTURE(plan);
+    const auto device = make_device(DeviceKind::cpu);
+    EngineSettings settings = small(llama_family());
+    settings.plan = plan_named(plan);
+    Engine engine(*device, settings);
+    CHECK(has_independent_rows(engine.model()) == independent);
   }
 }
 

@@ -18,7 +18,8 @@ constexpr int64_t kPositions = 96;
 struct Results {
   LossReport evaluation;
   std::vector<float> logits;
-  std::vector<int32_t> tokens;
+  std::vector<std::vector<int32_t>> tokens;  ///< of four texts that are generated together
+  std::vector<std::vector<int32_t>> alone;   ///< of the same texts, one after the other
 };
 
 EngineSettings with_heads(EngineSettings settings) {
@@ -34,7 +35,31 @@ EngineSettings with_heads(EngineSettings settings) {
   return settings;
 }
 
-/// A step, an evaluation of three batches, and a continuation of a prompt of two chunks.
+/// Continues prompts of one and two chunks, three at a time and alone.
+void generate(Generator& generator, Results& results) {
+  std::vector<TextRequest> requests;
+  for (const int length : {70, 3, 33, 12}) {
+    requests.push_back({{}, {.max_new_tokens = 8 - length % 5, .seed = 3}});
+    for (int i = 0; i < length; ++i) {
+      requests.back().prompt.push_back((i * 7 + 3) % static_cast<int>(test::kSmallVocabulary));
+    }
+  }
+  results.tokens.resize(requests.size());
+  generator.generate(requests, [&](size_t text, int32_t token) {
+    results.tokens[text].push_back(token);
+    return true;
+  });
+  for (const TextRequest& request : requests) {
+    std::vector<int32_t>& tokens = results.alone.emplace_back();
+    generator.generate(request.prompt, request.sampling, [&](int32_t token) {
+      tokens.push_back(token);
+      return true;
+    });
+  }
+  results.logits = generator.logits_after(requests.front().prompt);
+}
+
+/// A step, an evaluation of three batches, and texts.
 Results run_rank(const EngineSettings& settings, Communicator* comm) {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   Engine engine(*device, settings, comm);
@@ -52,21 +77,13 @@ Results run_rank(const EngineSettings& settings, Communicator* comm) {
       },
       0, 1e-3, false);
   Results results;
-  Generator generator(*device, engine.model(), kPositions, model_ranks(engine));
+  Generator generator(*device, engine.model(), kPositions, model_ranks(engine), 3);
   engine.begin_evaluation();
   for (uint64_t batch = 0; batch < 3; ++batch) {
     engine.evaluate(test::random_batch(90 + batch));
   }
   results.evaluation = engine.evaluation_loss();
-  std::vector<int32_t> prompt;
-  for (int i = 0; i < 70; ++i) {
-    prompt.push_back((i * 7 + 3) % static_cast<int>(test::kSmallVocabulary));
-  }
-  generator.generate(prompt, {.max_new_tokens = 8, .seed = 3}, [&](int32_t token) {
-    results.tokens.push_back(token);
-    return true;
-  });
-  results.logits = generator.logits_after(prompt);
+  generate(generator, results);
   return results;
 }
 
@@ -75,7 +92,9 @@ Results run(EngineSettings settings, const ParallelLayout& layout, int ranks) {
   settings.strategy.layout = layout;
   settings.strategy.layout.tensor_parts = 2;
   if (ranks == 1) {
-    return run_rank(settings, nullptr);
+    Results one = run_rank(settings, nullptr);
+    CHECK(one.tokens == one.alone);
+    return one;
   }
   std::vector<Results> of_ranks(static_cast<size_t>(ranks));
   const std::vector<std::string> errors =
@@ -84,6 +103,7 @@ Results run(EngineSettings settings, const ParallelLayout& layout, int ranks) {
       });
   CHECK(errors == std::vector<std::string>(errors.size()));
   CHECK(of_ranks.front().tokens == of_ranks.back().tokens);
+  CHECK(of_ranks.front().tokens == of_ranks.front().alone);
   return of_ranks.front();
 }
 
@@ -98,7 +118,7 @@ TEST_CASE("parts of a model evaluate and generate as the whole does") {
   settings.model.tie_word_embeddings = false;
   settings.model.num_hidden_layers = 4;
   const Results one = run(settings, {}, 1);
-  CHECK(one.tokens.size() == 8);
+  CHECK(one.tokens.front().size() == 8);
   const std::vector<std::pair<ParallelLayout, int>> layouts = {
       {{.tensor = 2}, 2},
       {{.pipeline = 2}, 2},
@@ -135,5 +155,5 @@ TEST_CASE("ranks with different experts evaluate and generate as ranks with all 
   }
   settings.strategy.zero_stage = 3;
   CHECK(test::same_bits(run(settings, {.expert = 2}, 2).logits, parts.logits));
-  CHECK(run(settings, {.tensor = 2, .pipeline = 2, .expert = 2}, 4).tokens.size() == 8);
+  CHECK(run(settings, {.tensor = 2, .pipeline = 2, .expert = 2}, 4).tokens.front().size() == 8);
 }

@@ -54,7 +54,7 @@ TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
   RunRecords records(dir / "run");
   records.begin_metrics(0, 1);
   records.open_sinks({.tensorboard = true}, 0, "");
-  records.write_step({.step = 1, .mfu = 0.5});
+  records.write_step({.step = 1, .mfu = 0.5, .speed_of_light = 0.75});
   const auto shown = [&] {
     std::string text;
     for (const auto& one : std::filesystem::directory_iterator(records.directory().tensorboard())) {
@@ -70,18 +70,23 @@ TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
   records.write_step({.step = 2,
                       .experts = ExpertLoads{0.03125, 0.25, 1.5, 0.5, {}},
                       .loss_scale = 1.0,
+                      .gpu = GpuState{"", 698.25, 1755.0, {}, {"power", "heat"}},
                       .scaling = &scaling,
                       .slots = &slots});
   CHECK_THAT(test::read_file(records.directory().metrics()),
              Catch::Contains("\"experts_dropped_percent\":3.125,\"experts_padding_percent\":25,"
                              "\"expert_load_most\":1.5,\"expert_load_least\":0.5"));
+  CHECK_THAT(test::read_file(records.directory().metrics()),
+             Catch::Contains("\"gpu_watts\":698.25,\"gpu_clock_mhz\":1755,"
+                             "\"gpu_throttled_by\":\"power, heat\""));
   records.write_validation(2, {.mean = 1.0, .targets = 10});
   for (const char* tag :
        {"loss/train", "loss/validation", "optimizer/lr", "optimizer/grad_norm",
         "optimizer/skipped_steps", "optimizer/loss_scale", "speed/tokens_per_second",
-        "speed/tflops", "speed/mfu", "memory/bytes", "fp8/saturated_percent",
-        "fp8/underflow_percent", "experts/dropped_percent", "experts/padding_percent",
-        "experts/load_most", "experts/load_least"}) {
+        "speed/tflops", "speed/mfu", "speed/speed_of_light", "memory/bytes",
+        "fp8/saturated_percent", "fp8/underflow_percent", "experts/dropped_percent",
+        "experts/padding_percent", "experts/load_most", "experts/load_least", "gpu/watts",
+        "gpu/clock_mhz"}) {
     CHECK_THAT(shown(), Catch::Contains(tag));
   }
 }

@@ -19,42 +19,8 @@ namespace {
 
 constexpr size_t kLeastRepetitions = 3;
 constexpr int kSubmissions = 10;
-/// No multiple of a row's length, so that rows differ; what is copied of it is aligned to 32 bytes.
-constexpr size_t kDrawn = (size_t{1} << 20) + 8;
-
-/// uniform_values into y (fp32, bf16 or fp16), drawn and sent to the device once.
-void fill_uniform(Device& device, View y) {
-  const int64_t count = y.shape.count();
-  const auto drawn = std::min(count, static_cast<int64_t>(kDrawn));
-  const std::vector<float> values = uniform_values(drawn);
-  const Tensor source(device, DType::f32, {drawn}, MemoryCategory::workspace);
-  copy_from_host(device, source, values.data());
-  for (int64_t done = 0; done < count; done += drawn) {
-    const Shape some = {std::min(drawn, count - done)};
-    char* const to = static_cast<char*>(y.data) + static_cast<size_t>(done) * size_of(y.dtype);
-    ops::cast(device.stream(), View{source.view().data, DType::f32, some}, View{to, y.dtype, some});
-  }
-  device.synchronize();  // before the source is freed
-}
 
 }  // namespace
-
-std::vector<float> uniform_values(int64_t count) {
-  std::vector<float> values(static_cast<size_t>(count));
-  const size_t drawn = std::min(values.size(), kDrawn);
-  for (size_t i = 0; i < drawn; i += 4) {
-    const PhiloxBlock bits = philox(1, 0, i / 4);
-    for (size_t j = i; j < std::min(i + 4, drawn); ++j) {
-      values[j] = 2.0F * uniform_from_bits(bits.word[j - i]) - 1.0F;
-    }
-  }
-  for (size_t done = drawn; done < values.size();) {
-    const size_t some = std::min(drawn, values.size() - done);
-    std::copy_n(values.begin(), some, values.begin() + static_cast<int64_t>(done));
-    done += some;
-  }
-  return values;
-}
 
 Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns) {
   Tensor result(device, dtype, {rows, columns}, MemoryCategory::workspace);
@@ -172,23 +138,6 @@ double GemmShape::flops() const {
 
 std::string GemmShape::text() const {
   return fmt::format("{}x{}x{}", m, n, k);
-}
-
-double gemm_ceiling(Device& device, DType dtype, double min_seconds) {
-  double best = 0;
-  const bool gpu = device.kind() == DeviceKind::cuda;
-  for (const int64_t size :
-       gpu ? std::vector<int64_t>{4096, 8192} : std::vector<int64_t>{512, 1024, 2048}) {
-    const Tensor a = random_matrix(device, dtype, size, size);
-    const Tensor b = random_matrix(device, dtype, size, size);
-    const Tensor c(device, DType::f32, {size, size}, MemoryCategory::workspace);
-    const auto product = [&] {
-      ops::gemm(device.stream(), {.a = {a.view()}, .b = {b.view(), true}, .c = c});
-    };
-    const GemmShape shape = {size, size, size};
-    best = std::max(best, shape.flops() / device_seconds(device, product, min_seconds));
-  }
-  return best;
 }
 
 const char* gemm_engine(const Device& device, DType operand) {

@@ -1,5 +1,5 @@
 #pragma once
-// Code that the benchmarks share: repeated timing, operands and the machine's GEMM ceiling.
+// Code that the benchmarks share: repeated timing and operands.
 
 #include <cstdint>
 #include <functional>
@@ -8,6 +8,7 @@
 
 #include "device/device.h"
 #include "engine/engine.h"
+#include "engine/gemm_rate.h"
 #include "nn/parameter.h"
 #include "numeric/dtype.h"
 #include "ops/gemm/gemm.h"
@@ -25,10 +26,6 @@ double median_seconds(const std::function<void()>& work, double min_seconds);
 /// are timed at once, so that the cost of a launch and a wait hardly counts.
 double device_seconds(Device& device, const std::function<void()>& work, double min_seconds);
 
-/// Uniform values in [-1, 1), a million of them drawn and then repeated: drawing billions would
-/// take longer than what is measured.
-std::vector<float> uniform_values(int64_t count);
-
 /// uniform_values in `dtype`; FP8 by a cast with scale 1.
 Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns);
 
@@ -39,10 +36,6 @@ struct GemmShape {
   double flops() const;
   std::string text() const;  ///< "512x1024x512"
 };
-
-/// FLOP/s of the best of a few large square products with operands of `dtype` (fp32 result), each
-/// timed for `min_seconds` on random data: what a step's GEMMs are measured against.
-double gemm_ceiling(Device& device, DType dtype, double min_seconds);
 
 /// The engine that multiplies operands of this type on the device, in words.
 const char* gemm_engine(const Device& device, DType operand);

@@ -49,19 +49,44 @@ Json shares_of_time() {
   return result;
 }
 
-/// Returns the median time of as many runs as fit into `seconds` by the time of the first one.
-double median_of_ranks(Communicator& comm, const std::function<void()>& run, double seconds) {
+/// Returns the number of steps that fit into `seconds`, by the time of one, on all ranks.
+int64_t steps_within(Communicator& comm, const std::function<void()>& run, double seconds) {
   const Stopwatch first;
   run();
   const double wanted = seconds / std::max(first.seconds(), 1e-6);
-  const auto mine = static_cast<int64_t>(std::clamp(wanted, 5.0, 1000.0));
-  const int64_t count = comm.all_gather_values(mine).front();
+  return comm.all_gather_values(static_cast<int64_t>(std::clamp(wanted, 5.0, 1000.0))).front();
+}
+
+/// Returns null where a step has left no memory for the products, which `why` says.
+std::unique_ptr<GemmRate> make_ceiling(Device& device, DType dtype, std::string& why) {
+  try {
+    auto rate =
+        device.kind() == DeviceKind::cuda
+            ? std::make_unique<GemmRate>(device, dtype, std::vector<int64_t>{4096, 8192}, 10)
+            : std::make_unique<GemmRate>(device, dtype, std::vector<int64_t>{512, 1024, 2048});
+    while (rate->samples() == 0) rate->measure();
+    return rate;
+  } catch (const DeviceError& error) {
+    why = error.what();
+    return nullptr;
+  }
+}
+
+/// Returns the median time of `count` steps, which all ranks begin together. Products of `ceiling`
+/// are timed between them, for as long, so that both see the same disturbances.
+double median_step(Communicator& comm, const std::function<void()>& run, int64_t count,
+                   GemmRate* ceiling) {
   std::vector<double> times;
+  double total = 0;
   for (int64_t i = 0; i < count; ++i) {
+    comm.all_gather_values(0);
     const Stopwatch watch;
     run();
     times.push_back(watch.seconds());
+    total += times.back();
+    while (ceiling != nullptr && ceiling->seconds() < total) ceiling->measure();
   }
+  while (ceiling != nullptr && ceiling->samples() < 3) ceiling->measure();
   std::nth_element(times.begin(), times.begin() + count / 2, times.end());
   return times[static_cast<size_t>(count / 2)];
 }
@@ -161,7 +186,7 @@ namespace {
 // NOLINTNEXTLINE(bugprone-exception-escape): an empty Json does not throw
 struct StepMeasures {
   double seconds = 0;  ///< of a step
-  double ceiling = 0;  ///< FLOPs per second of a large GEMM; 0: no_ceiling says why
+  double ceiling = 0;  ///< FLOPs per second of large GEMMs; 0: no_ceiling says why
   std::string no_ceiling;
   Traffic sent;             ///< by this rank, in a step
   size_t memory_bytes = 0;  ///< most at a time
@@ -190,26 +215,22 @@ StepMeasures measure_step(Device& device, Communicator& comm, const BenchOptions
   };
   StepMeasures measures;
   run();
-  measures.seconds = comm.size() == 1 ? median_seconds(run, options.seconds)
-                                      : median_of_ranks(comm, run, options.seconds);
   const Traffic before = comm.traffic();
   run();
   const Traffic after = comm.traffic();
   measures.sent = {after.within_node - before.within_node,
                    after.between_nodes - before.between_nodes};
+  const int64_t count = steps_within(comm, run, options.seconds);
+  measures.memory_bytes = device.ledger().peak();
+  const auto ceiling = make_ceiling(device, settings.plan.activation, measures.no_ceiling);
+  measures.seconds = median_step(comm, run, count, ceiling.get());
+  measures.ceiling = ceiling == nullptr ? 0 : ceiling->flops_per_second();
   engine.set_cuda_graphs(false);  // a recorded step has no spans
   trace_steps(device, run);
   measures.shares = shares_of_time();
   measures.times = step_times(trace_events());
   if (!bench.timeline.empty()) {
     write_timeline(comm, bench.timeline, trace_events());
-  }
-  measures.memory_bytes = device.ledger().peak();
-  try {
-    measures.ceiling =
-        gemm_ceiling(device, settings.plan.activation, std::min(0.5, options.seconds));
-  } catch (const DeviceError& error) {  // a step that fills the memory leaves none for it
-    measures.no_ceiling = error.what();
   }
   return measures;
 }

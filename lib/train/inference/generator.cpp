@@ -3,12 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "base/error.h"
 #include "base/flight_recorder.h"
-#include "base/philox.h"
 #include "comm/backends/backends.h"
 #include "model/linear_sites.h"
 #include "ops/pointwise/elementwise.h"
@@ -18,21 +16,26 @@ namespace fp8train {
 namespace {
 
 constexpr int64_t kPrefillChunk = 64;
-constexpr uint64_t kSamplingPurpose = 0x5A3B;
 
+/// The caches of `texts` sequences: those of the first block, then those of the second, and so on.
 std::vector<Tensor> allocate_caches(Device& device, const Decoder& model, int64_t capacity,
-                                    std::vector<KvCache>& caches) {
+                                    int64_t texts, std::vector<KvCache>& caches) {
   const ModelConfig& config = model.config();
   const int64_t heads = config.num_key_value_heads / model.tensor_share().ranks;
-  const Shape shape = {1, capacity, heads * config.head_dim};
+  const Shape shape = {texts * capacity, heads * config.head_dim};
   std::vector<Tensor> memory;
   for (int64_t i = 0; i < model.part().blocks(); ++i) {
     for (int part = 0; part < 2; ++part) {
       memory.emplace_back(device, model.plan().activation, shape,
                           MemoryCategory::saved_activations);
     }
-    const size_t last = memory.size() - 1;
-    caches.push_back({memory[last - 1].view(), memory[last].view(), 0, capacity});
+    const View keys = memory[memory.size() - 2].view();
+    const View values = memory.back().view();
+    for (int64_t text = 0; text < texts; ++text) {
+      const int64_t first = text * capacity;
+      caches.push_back(
+          {rows_of(keys, first, capacity), rows_of(values, first, capacity), 0, capacity});
+    }
   }
   return memory;
 }
@@ -70,8 +73,9 @@ class EachPassAnew final : public ParameterGatherer {
   void begin_gradients(size_t /*unit*/, bool /*overwrites*/) override {}
 };
 
-/// Scratch bytes of the longest prefill chunk and of one token, from a run on the meta device.
-size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity,
+/// Scratch bytes of the longest prefill chunk, of one token and of one of each text, from a run on
+/// the meta device.
+size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity, int64_t texts,
                     const ModelRanks& ranks) {
   EachPassAnew anew;
   ModelRanks dry = {.sums_in_fp32 = ranks.sums_in_fp32};
@@ -94,12 +98,12 @@ size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity
                {.gradients = false, .part = model.part(), .tensor = share, .experts = of_experts});
   Arena saved(*meta, MemoryCategory::saved_activations);
   Arena scratch(*meta, MemoryCategory::workspace);
-  const auto run = [&](int64_t length, bool plain) {
+  const auto run = [&](const Shape& shape, bool plain) {
     std::vector<KvCache> caches;
-    const std::vector<Tensor> memory = allocate_caches(*meta, twin, capacity, caches);
-    const Tensor tokens(*meta, DType::i32, {1, length}, MemoryCategory::batch);
-    const Tensor x = boundary(*meta, twin, length);
-    const Tensor y = boundary(*meta, twin, length);
+    const std::vector<Tensor> memory = allocate_caches(*meta, twin, capacity, shape[0], caches);
+    const Tensor tokens(*meta, DType::i32, shape, MemoryCategory::batch);
+    const Tensor x = boundary(*meta, twin, shape.count());
+    const Tensor y = boundary(*meta, twin, shape.count());
     const ArenaScope scope(scratch);
     StepContext context = inference_context(*meta, saved, scratch, twin, dry);
     context.plain = plain;
@@ -109,75 +113,21 @@ size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity
           caches);
     }
   };
-  const int64_t lengths[] = {std::min(kPrefillChunk, capacity), 1};
-  for (const int64_t length : lengths) {
-    run(length, false);
+  const Shape shapes[] = {{1, std::min(kPrefillChunk, capacity)}, {1, 1}, {texts, 1}};
+  for (const Shape& shape : shapes) {
+    run(shape, false);
     if (!model.plan().schedule.empty()) {
-      run(length, true);
+      run(shape, true);
     }
   }
   twin.scaling().end_first_windows();
-  for (const int64_t length : lengths) {
-    run(length, false);
+  for (const Shape& shape : shapes) {
+    run(shape, false);
   }
   return scratch.high_water();
 }
 
-/// Keeps the smallest prefix of `order` (descending probability) that top_k and top_p allow.
-size_t allowed_count(const std::vector<int32_t>& order, const std::vector<double>& probabilities,
-                     const SamplingSettings& settings) {
-  size_t count = order.size();
-  if (settings.top_k > 0) {
-    count = std::min(count, static_cast<size_t>(settings.top_k));
-  }
-  double sum = 0;
-  for (size_t i = 0; i < count; ++i) {
-    sum += probabilities[static_cast<size_t>(order[i])];
-    if (sum >= settings.top_p) {
-      return i + 1;
-    }
-  }
-  return count;
-}
-
 }  // namespace
-
-int32_t sample_token(const std::vector<float>& logits, const SamplingSettings& settings,
-                     int64_t position) {
-  const auto best = std::max_element(logits.begin(), logits.end());
-  if (settings.temperature == 0.0) {
-    return static_cast<int32_t>(best - logits.begin());
-  }
-  std::vector<double> probabilities(logits.size());
-  double total = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    probabilities[i] = std::exp((static_cast<double>(logits[i]) - *best) / settings.temperature);
-    total += probabilities[i];
-  }
-  for (double& probability : probabilities) {
-    probability /= total;
-  }
-  std::vector<int32_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    return probabilities[static_cast<size_t>(a)] > probabilities[static_cast<size_t>(b)];
-  });
-  const size_t count = allowed_count(order, probabilities, settings);
-  double allowed = 0;
-  for (size_t i = 0; i < count; ++i) {
-    allowed += probabilities[static_cast<size_t>(order[i])];
-  }
-  const uint64_t key = philox_key(settings.seed, kSamplingPurpose);
-  const PhiloxBlock bits = philox(key, 0, static_cast<uint64_t>(position));
-  double remaining = uniform_from_bits(bits.word[0]) * allowed;
-  for (size_t i = 0; i + 1 < count; ++i) {
-    remaining -= probabilities[static_cast<size_t>(order[i])];
-    if (remaining < 0) {
-      return order[i];
-    }
-  }
-  return order[count - 1];
-}
 
 ModelRanks model_ranks(Engine& engine) {
   return {.gatherer = engine.strategy().gatherer(),
@@ -187,28 +137,71 @@ ModelRanks model_ranks(Engine& engine) {
           .sums_in_fp32 = engine.settings().strategy.layout.tensor_parts > 0};
 }
 
-Generator::Generator(Device& device, Decoder& model, int64_t capacity, const ModelRanks& ranks)
+bool has_independent_rows(const Decoder& model) {
+  return std::ranges::all_of(model.linear_plans(), [](const LinearPlan& plan) {
+    const TensorFormat& x = plan.fprop.a;
+    const bool is_current = x.policy == ScalePolicy::current ||
+                            x.policy == ScalePolicy::automatic || x.is_current_at_first();
+    const bool by_rows = x.block.rows == 1 && (!x.is_two_level() || x.row_scaled);
+    return !plan.evaluate_scaled || !x.is_scaled() ||
+           (!plan.is_smoothed() && x.rounding == Rounding::nearest_even &&
+            (!is_current || by_rows));
+  });
+}
+
+/// A text that is under way.
+struct Generator::Text {
+  size_t request, slot;
+  std::vector<float> logits;
+  int64_t count = 0;  ///< new tokens
+};
+
+Generator::Generator(Device& device, Decoder& model, int64_t capacity, const ModelRanks& ranks,
+                     int64_t texts)
     : device_(&device),
       model_(&model),
       ranks_(ranks),
       capacity_(std::min(capacity, longest_sequence(model.config()))),
-      memory_(allocate_caches(device, model, capacity_, caches_)),
+      lengths_(static_cast<size_t>(has_independent_rows(model) ? texts : 1)),
+      memory_(allocate_caches(device, model, capacity_, std::ssize(lengths_), caches_)),
       saved_(device, MemoryCategory::saved_activations),
       scratch_(device, MemoryCategory::workspace),
-      tokens_(device, DType::i32, {1, kPrefillChunk}, MemoryCategory::batch),
-      logits_(device, DType::f32,
-              {1, padded_vocabulary(model.config(), model.tensor_share().divisor())},
-              MemoryCategory::workspace),
-      x_(boundary(device, model, kPrefillChunk)),
-      y_(boundary(device, model, kPrefillChunk)) {
+      tokens_(device, DType::i32, {std::max(kPrefillChunk, std::ssize(lengths_))},
+              MemoryCategory::batch),
+      starts_(device, DType::i32, {std::ssize(lengths_)}, MemoryCategory::batch),
+      logits_(
+          device, DType::f32,
+          {std::ssize(lengths_), padded_vocabulary(model.config(), model.tensor_share().divisor())},
+          MemoryCategory::workspace),
+      x_(boundary(device, model, tokens_.view().shape.count())),
+      y_(boundary(device, model, tokens_.view().shape.count())) {
   if (ranks.tensor != nullptr) {
     ranks_.tensor = &whole_rows_.emplace(*ranks.tensor);
   }
-  scratch_.reserve(plan_scratch(device, model, capacity_, ranks));
+  scratch_.reserve(plan_scratch(device, model, capacity_, std::ssize(lengths_), ranks));
+}
+
+/// Where the positions of rows begin, if the longest text begins at 0; empty for one text.
+View Generator::starts_of(const std::vector<size_t>& slots) {
+  if (slots.size() == 1) {
+    return {};
+  }
+  int64_t longest = 0;
+  for (const size_t slot : slots) {
+    longest = std::max(longest, lengths_[slot]);
+  }
+  std::vector<int32_t> starts;
+  for (const size_t slot : slots) {
+    starts.push_back(static_cast<int32_t>(longest - lengths_[slot]));
+  }
+  const View view = {starts_.view().data, DType::i32, {std::ssize(starts), 1}};
+  copy_from_host(*device_, view, starts.data());
+  return view;
 }
 
 /// Each chunk waits for the one before it, which the stage before has.
-void Generator::run_stage(MicroBatchPass pass) {
+void Generator::run_stage(MicroBatchPass pass, const std::vector<size_t>& slots,
+                          const View& logits) {
   const int stages = ranks_.stages == nullptr ? 1 : ranks_.stages->size();
   const int stage = ranks_.stages == nullptr ? 0 : ranks_.stages->rank();
   const auto exchange = [&](int peer, bool sends, const View& rows) {
@@ -217,42 +210,56 @@ void Generator::run_stage(MicroBatchPass pass) {
   };
   StepContext context = inference_context(*device_, saved_, scratch_, *model_, ranks_);
   context.plain = plain_;
-  View logits;
+  context.document_starts = starts_of(slots);
+  std::vector<KvCache> caches;
+  for (size_t block = 0; block < caches_.size(); block += lengths_.size()) {
+    for (const size_t slot : slots) {
+      caches.push_back(caches_[block + slot]);
+      caches.back().length = lengths_[slot];
+    }
+  }
+  View made;
   const auto chunks = static_cast<int>(model_->part().chunks.size());
   for (pass.chunk = 0; pass.chunk < chunks; ++pass.chunk) {
     if (pass.chunk > 0 || stage > 0) {
       exchange((stage + stages - 1) % stages, false, pass.x);
     }
-    logits = model_->next_token_logits(context, pass, caches_);
+    made = model_->next_token_logits(context, pass, caches);
     if (pass.chunk + 1 < chunks || stage + 1 < stages) {
       exchange((stage + 1) % stages, true, pass.y);
     }
   }
-  if (!logits.empty()) {
-    ops::cast(device_->stream(), logits, logits_);
+  if (!made.empty()) {
+    ops::cast(device_->stream(), made, logits);
   }
   if (ranks_.stages != nullptr) {
-    ranks_.stages
-        ->broadcast(device_->stream(), logits_.view().data, logits_.view().bytes(),
-                    ranks_.stages->size() - 1)
-        .wait();
+    ranks_.stages->broadcast(device_->stream(), logits.data, logits.bytes(), stages - 1).wait();
   }
 }
 
-std::vector<float> Generator::next_logits(const int32_t* tokens, int64_t count) {
-  const View view = {tokens_.view().data, DType::i32, {1, count}};
+std::vector<std::vector<float>> Generator::next_logits(const std::vector<size_t>& slots,
+                                                       const int32_t* tokens, int64_t length) {
+  const int64_t texts = std::ssize(slots);
+  const View view = {tokens_.view().data, DType::i32, {texts, length}};
   copy_from_host(*device_, view, tokens);
   const ArenaScope scope(scratch_);
-  const auto rows = [count](const Tensor& chunk) {
-    return chunk.empty() ? View() : rows_of(chunk.view(), 0, count);
+  const auto rows = [&](const Tensor& chunk) {
+    return chunk.empty() ? View() : rows_of(chunk.view(), 0, texts * length);
   };
-  run_stage({.tokens = view, .targets = {}, .x = rows(x_), .y = rows(y_), .saved = {}});
-  std::vector<float> values = to_host_f32(*device_, logits_);
-  values.resize(static_cast<size_t>(model_->config().vocab_size));
-  return values;
+  const View logits = rows_of(logits_.view(), 0, texts);
+  run_stage({.tokens = view, .targets = {}, .x = rows(x_), .y = rows(y_), .saved = {}}, slots,
+            logits);
+  const std::vector<float> values = to_host_f32(*device_, logits);
+  std::vector<std::vector<float>> of_slots;
+  for (int64_t text = 0; text < texts; ++text) {
+    lengths_[slots[static_cast<size_t>(text)]] += length;
+    const auto begin = values.begin() + text * logits.shape.back();
+    of_slots.emplace_back(begin, begin + model_->config().vocab_size);
+  }
+  return of_slots;
 }
 
-std::vector<float> Generator::logits_after(const std::vector<int32_t>& prompt) {
+void Generator::check_prompt(const std::vector<int32_t>& prompt) const {
   const auto length = static_cast<int64_t>(prompt.size());
   if (length == 0) {
     throw ConfigError("the prompt is empty; give at least one character");
@@ -267,29 +274,67 @@ std::vector<float> Generator::logits_after(const std::vector<int32_t>& prompt) {
                                     token, model_->config().vocab_size));
     }
   }
-  for (KvCache& cache : caches_) {
-    cache.length = 0;
-  }
+}
+
+std::vector<float> Generator::logits_after(const std::vector<int32_t>& prompt, size_t slot) {
+  const auto length = static_cast<int64_t>(prompt.size());
+  lengths_[slot] = 0;
   std::vector<float> logits;
   for (int64_t begin = 0; begin < length; begin += kPrefillChunk) {
-    logits = next_logits(prompt.data() + begin, std::min(kPrefillChunk, length - begin));
+    logits =
+        next_logits({slot}, prompt.data() + begin, std::min(kPrefillChunk, length - begin)).front();
   }
   return logits;
 }
 
-void Generator::generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings,
-                         const std::function<bool(int32_t)>& on_token) {
-  const auto length = static_cast<int64_t>(prompt.size());
-  std::vector<float> logits = logits_after(prompt);
-  for (int64_t i = 0; i < settings.max_new_tokens; ++i) {
-    const int32_t token = sample_token(logits, settings, length + i);
-    if (token == model_->config().eos_token_id || !on_token(token) || length + i >= capacity_) {
-      return;
+std::vector<float> Generator::logits_after(const std::vector<int32_t>& prompt) {
+  check_prompt(prompt);
+  return logits_after(prompt, 0);
+}
+
+void Generator::generate(const std::vector<TextRequest>& requests,
+                         const std::function<bool(size_t text, int32_t token)>& on_token) {
+  for (const TextRequest& request : requests) {
+    check_prompt(request.prompt);
+  }
+  std::vector<size_t> free(lengths_.size());
+  std::iota(free.rbegin(), free.rend(), size_t{0});
+  std::vector<Text> texts;
+  for (size_t next = 0; next < requests.size() || !texts.empty();) {
+    for (; next < requests.size() && !free.empty(); ++next) {
+      texts.push_back({next, free.back(), logits_after(requests[next].prompt, free.back())});
+      free.pop_back();
     }
-    if (i + 1 < settings.max_new_tokens) {
-      logits = next_logits(&token, 1);
+    std::vector<int32_t> tokens;
+    std::vector<size_t> slots;
+    std::vector<Text> unfinished;
+    for (const Text& text : texts) {
+      const auto& [prompt, sampling] = requests[text.request];
+      const int64_t position = std::ssize(prompt) + text.count;
+      const bool is_full = text.count >= sampling.max_new_tokens;
+      const int32_t token = is_full ? 0 : sample_token(text.logits, sampling, position);
+      if (is_full || token == model_->config().eos_token_id || !on_token(text.request, token) ||
+          position >= capacity_ || text.count + 1 == sampling.max_new_tokens) {
+        free.push_back(text.slot);
+        continue;
+      }
+      tokens.push_back(token);
+      slots.push_back(text.slot);
+      unfinished.push_back({text.request, text.slot, {}, text.count + 1});
+    }
+    texts = std::move(unfinished);
+    if (!texts.empty()) {
+      std::vector<std::vector<float>> logits = next_logits(slots, tokens.data(), 1);
+      for (size_t i = 0; i < texts.size(); ++i) {
+        texts[i].logits = std::move(logits[i]);
+      }
     }
   }
+}
+
+void Generator::generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings,
+                         const std::function<bool(int32_t)>& on_token) {
+  generate({{prompt, settings}}, [&](size_t, int32_t token) { return on_token(token); });
 }
 
 std::string sample_texts(Generator& generator, const Tokenizer& tokenizer,
@@ -300,18 +345,23 @@ std::string sample_texts(Generator& generator, const Tokenizer& tokenizer,
                                      .top_k = settings.top_k,
                                      .top_p = settings.top_p,
                                      .seed = seed};
-  std::string text;
+  std::vector<TextRequest> requests;
+  std::vector<std::vector<int32_t>> texts;
   for (const std::string& prompt : settings.prompts) {
-    std::vector<int32_t> tokens = encode_prompt(tokenizer, prompt);
-    generator.generate(tokens, sampling, [&](int32_t token) {
-      tokens.push_back(token);
-      section_advances();
-      on_token();
-      return true;
-    });
-    text += tokenizer.decode(tokens) + "\n";
+    texts.push_back(encode_prompt(tokenizer, prompt));
+    requests.push_back({texts.back(), sampling});
   }
-  return text;
+  generator.generate(requests, [&](size_t text, int32_t token) {
+    texts[text].push_back(token);
+    section_advances();
+    on_token();
+    return true;
+  });
+  std::string all;
+  for (const std::vector<int32_t>& text : texts) {
+    all += tokenizer.decode(text) + "\n";
+  }
+  return all;
 }
 
 }  // namespace fp8train

@@ -1,5 +1,5 @@
 #pragma once
-// Text from a model: prefill of the prompt in chunks, then one token at a time with a KV cache. Has
+// Texts from a model: prefill of the prompts in chunks, then a token of each with KV caches. Has
 // its own arenas, planned on the meta device, so that generating between training steps disturbs
 // nothing.
 
@@ -15,22 +15,9 @@
 #include "engine/engine.h"
 #include "model/decoder.h"
 #include "parallel/whole_rows.h"
+#include "train/inference/sampling.h"
 
 namespace fp8train {
-
-/// The choice of tokens in a generation.
-struct SamplingSettings {
-  int64_t max_new_tokens = 100;
-  double temperature = 0.8;  ///< 0: the most likely token
-  int64_t top_k = 0;         ///< 0: all
-  double top_p = 1.0;        ///< keep the smallest set of tokens with at least this probability
-  uint64_t seed = 1;
-};
-
-/// Picks the next token from logits, one for each id, and returns its id. The choice is a pure
-/// function of (logits, settings, position).
-int32_t sample_token(const std::vector<float>& logits, const SamplingSettings& settings,
-                     int64_t position);
 
 /// The other ranks that run a model, for passes without training. By default there is none.
 struct ModelRanks {
@@ -42,21 +29,38 @@ struct ModelRanks {
 };
 ModelRanks model_ranks(Engine& engine);
 
-/// Generates text with a model, one sequence at a time. Collective if passes of the model are
+/// Whether the rows of a pass have the same codes whatever the other rows are, in the plan of the
+/// model: no scale follows from the current values of several rows.
+bool has_independent_rows(const Decoder& model);
+
+/// One text to be generated.
+struct TextRequest {
+  std::vector<int32_t> prompt;
+  SamplingSettings sampling;
+};
+
+/// Generates texts with a model, several at a time. Collective if passes of the model are
 /// (Engine::passes_are_collective): all ranks get the same tokens.
 class Generator {
  public:
-  /// Allocates caches for `capacity` positions, or the model's longest sequence if that is shorter.
-  /// `device`, `model` and what `ranks` names outlive the object.
-  Generator(Device& device, Decoder& model, int64_t capacity, const ModelRanks& ranks = {});
+  /// Allocates caches for `capacity` positions, or the model's longest sequence if that is shorter,
+  /// of `texts` texts at a time; one at a time if its rows are not independent. `device`, `model`
+  /// and what `ranks` names outlive the object.
+  Generator(Device& device, Decoder& model, int64_t capacity, const ModelRanks& ranks = {},
+            int64_t texts = 1);
 
   /// Sets whether the passes that follow have no scaled GEMMs (Engine::plain()).
   void set_plain(bool plain) { plain_ = plain; }
 
-  /// Continues `prompt` and calls `on_token` with each new token, up to max_new_tokens, the
-  /// end-of-sequence id (for which it is not called) or the capacity, or until it returns false.
-  /// Throws ConfigError for a prompt that is empty, does not fit or has an id outside the
-  /// vocabulary.
+  /// Continues each prompt and calls `on_token` with the index of the request and each new token,
+  /// up to max_new_tokens, the end-of-sequence id (for which it is not called) or the capacity, or
+  /// until it returns false. Prompts are read one after the other; the next tokens of all texts
+  /// that are under way are made in one pass, in which attention has one text at a time. A text
+  /// that ends makes space for the next prompt. Throws ConfigError, before the first token, for a
+  /// prompt that is empty, does not fit or has an id outside the vocabulary.
+  void generate(const std::vector<TextRequest>& requests,
+                const std::function<bool(size_t text, int32_t token)>& on_token);
+  /// The same for one text.
   void generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings,
                 const std::function<bool(int32_t)>& on_token);
 
@@ -65,21 +69,32 @@ class Generator {
   std::vector<float> logits_after(const std::vector<int32_t>& prompt);
 
  private:
-  std::vector<float> next_logits(const int32_t* tokens, int64_t count);
-  void run_stage(MicroBatchPass pass);
+  struct Text;
+
+  void check_prompt(const std::vector<int32_t>& prompt) const;
+  std::vector<float> logits_after(const std::vector<int32_t>& prompt, size_t slot);
+  /// Appends `length` tokens to each of these slots, and returns the logits of each.
+  std::vector<std::vector<float>> next_logits(const std::vector<size_t>& slots,
+                                              const int32_t* tokens, int64_t length);
+  void run_stage(MicroBatchPass pass, const std::vector<size_t>& slots, const View& logits);
+  View starts_of(const std::vector<size_t>& slots);
 
   Device* device_;
   Decoder* model_;
   ModelRanks ranks_;
   std::optional<WholeRows> whole_rows_;
-  int64_t capacity_;
   bool plain_ = false;
-  std::vector<KvCache> caches_;  // views into memory_; filled while memory_ is made
+  int64_t capacity_;
+  std::vector<int64_t> lengths_;  ///< positions that each slot has in its caches
+  std::vector<KvCache> caches_;   // of each block and slot: views into memory_
   std::vector<Tensor> memory_;
   Arena saved_, scratch_;
-  Tensor tokens_, logits_;
+  Tensor tokens_, starts_, logits_;
   Tensor x_, y_;  // of a part of the model, for the longest chunk
 };
+
+/// Texts that samples are generated for at a time.
+inline constexpr int64_t kSamplesAtOnce = 8;
 
 /// Returns each of the settings' prompts with one continuation, and a line feed after each.
 /// `on_token` is called after each new token. Throws as Generator::generate() does, and DataError

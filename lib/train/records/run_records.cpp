@@ -17,6 +17,7 @@
 #include "train/ranks.h"
 #include "train/records/environment.h"
 #include "train/records/metric_list.h"
+#include "train/records/speed_line.h"
 
 namespace fp8train {
 namespace {
@@ -59,11 +60,6 @@ JsonObject class_metrics(const ScalingSummary& summary) {
                       .add("worst_at", std::string_view(snr.worst)));
   }
   return all;
-}
-
-double rounded(double value) {
-  constexpr int kDigits = 5;
-  return std::strtod(fmt::format("{:.{}g}", value, kDigits).c_str(), nullptr);
 }
 
 /// The sinks, each with its reader and the setting that asks for it.
@@ -234,13 +230,8 @@ void RunRecords::write_step(const StepMetrics& metrics) {
       .add("loss", metrics.loss)
       .add("lr", metrics.lr)
       .add("grad_norm", metrics.gradient_norm)
-      .add("tokens", metrics.tokens)
-      .add("tokens_per_second", rounded(metrics.tokens_per_second))
-      .add("seconds_per_step", rounded(metrics.seconds_per_step))
-      .add("tflops", rounded(metrics.tflops));
-  if (metrics.mfu) {
-    line.add("mfu", rounded(*metrics.mfu));
-  }
+      .add("tokens", metrics.tokens);
+  add_speed(line, metrics);
   line.add("memory_bytes", metrics.memory_bytes)
       .add("data_position", metrics.data_position)
       .add("time", std::string_view(utc_time()))

@@ -13,6 +13,7 @@
 
 #include "comm/communicator.h"
 #include "config/settings.h"
+#include "device/gpu_monitor.h"
 #include "engine/engine.h"
 #include "engine/expert_loads.h"
 #include "io/checkpoint/run_directory.h"
@@ -38,12 +39,14 @@ struct StepMetrics {
   std::vector<std::pair<std::string, double>> epochs;
   double tokens_per_second = 0;
   double seconds_per_step = 0;
-  double tflops = 0;           ///< 10^12 FLOPs of the model (flops_per_token) per second and rank
-  std::optional<double> mfu;   ///< share of the GPU's stated 16-bit rate, if that is known
-  uint64_t memory_bytes = 0;   ///< the most that this rank has held
-  uint64_t data_position = 0;  ///< samples that have been read
-  std::optional<double> loss_scale;  ///< plans with loss scaling
+  double tflops = 0;          ///< 10^12 FLOPs of the model (flops_per_token) per second and rank
+  std::optional<double> mfu;  ///< `tflops` over SpeedLimits::flops_per_second()
+  std::optional<double> speed_of_light;  ///< SpeedLimits::step_seconds() over seconds_per_step
+  uint64_t memory_bytes = 0;             ///< the most that this rank has held
+  uint64_t data_position = 0;            ///< samples that have been read
+  std::optional<double> loss_scale;      ///< plans with loss scaling
   int64_t skipped_steps = 0;
+  std::optional<GpuState> gpu;         ///< of this rank, during the step
   std::optional<Straggler> straggler;  ///< since the last such line, if there are several ranks
   /// Share of the time since the last such line in which each pipeline stage has waited for others,
   /// and the share that its schedule plans if all passes take as long.

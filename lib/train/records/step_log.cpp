@@ -16,12 +16,18 @@
 #include "train/watch/divergence.h"
 
 namespace fp8train {
-StepLog::StepLog(const Session& session, Device& device, RunRecords& records, RunListener& listener)
+StepLog::StepLog(const Session& session, Device& device, const Topology& ranks, RunRecords& records,
+                 RunListener& listener)
     : session_(&session),
       device_(&device),
       records_(&records),
       listener_(&listener),
-      gpu_(gpu_kind_in(device.description())) {
+      limits_(device.kind(), device.traits(),
+              device.kind() == DeviceKind::cuda ? gpu_kind_in(device.description()) : nullptr,
+              ranks) {
+  if (device.kind() == DeviceKind::cuda) {
+    monitor_.emplace();
+  }
   if (session.data.train.is_blend()) {
     blend_.emplace(training_samples(session));
   }
@@ -82,9 +88,30 @@ std::optional<ExpertLoads> loads_of(Engine& engine, int64_t step) {
   return loads;
 }
 
+struct Shares {
+  std::optional<double> mfu, speed_of_light;
+};
+
+/// Of `steps` steps that took `seconds`, with `tflops` of the model per second and rank. Ranks that
+/// do not lead record nothing. A step without scales is another one than the dry run's.
+Shares shares_of(SpeedLimits& limits, Engine& engine, const std::vector<double>& idle,
+                 double tflops, double steps, double seconds) {
+  limits.measure(engine.settings().plan.activation, seconds);
+  const std::optional<double> rate = limits.flops_per_second();
+  if (!rate || !engine.mesh().leads()) {
+    return {};
+  }
+  Shares shares = {1e12 * tflops / *rate, {}};
+  if (!engine.plain()) {
+    shares.speed_of_light = *limits.step_seconds(engine.settings(), idle) * steps / seconds;
+  }
+  return shares;
+}
+
 }  // namespace
 
 void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
+  const std::optional<GpuState> gpu = monitor_ ? monitor_->current() : std::nullopt;
   FlightRecorder* const recorder = flight_recorder();
   std::vector<SectionSeconds> seconds_of_ranks;
   const LossReport loss = engine.step_loss(
@@ -97,11 +124,10 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   tokens_per_second_ = steps * static_cast<double>(session_->tokens_per_step()) / seconds;
   const double tflops = tokens_per_second_ / engine.mesh().world_size() * 1e-12 *
                         flops_per_token(session_->engine.model, session_->engine.step.seq_length);
+  const Shares shares = shares_of(limits_, engine, waits.planned, tflops, steps, seconds);
   state.loss = loss.mean;
   std::vector<SlotReport> slots = engine.model().scaling().report();
-  if (engine.plain()) {
-    slots.clear();  // they are of the last scaled step
-  }
+  if (engine.plain()) slots.clear();  // they are of the last scaled step
   // Nothing has been seen of weights of which only other ranks have parts.
   std::erase_if(slots, [](const SlotReport& slot) { return slot.statistics.count == 0; });
   const ScalingSummary scaling = summarize(slots);
@@ -122,13 +148,15 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
       .tokens_per_second = tokens_per_second_,
       .seconds_per_step = seconds / steps,
       .tflops = tflops,
-      .mfu = gpu_ ? std::optional(tflops / gpu_->tera_flops_16bit) : std::nullopt,
+      .mfu = shares.mfu,
+      .speed_of_light = shares.speed_of_light,
       .memory_bytes = device_->ledger().peak(),
       .data_position = state.sample_position,
       .loss_scale = session_->engine.plan.dynamic_loss_scaling
                         ? std::optional<double>(control.loss_scale)
                         : std::nullopt,
       .skipped_steps = control.skipped_steps,
+      .gpu = gpu,
       .straggler = find_straggler(seconds_of_ranks),
       .stage_idle = idle_of_stages(waits, seconds),
       .planned_stage_idle = waits.planned,

@@ -10,11 +10,12 @@
 
 #include "base/clock.h"
 #include "comm/communicator.h"
-#include "device/gpu_kinds.h"
+#include "device/gpu_monitor.h"
 #include "engine/engine.h"
 #include "train/checkpoint/training_state.h"
 #include "train/records/run_records.h"
 #include "train/records/run_statistics.h"
+#include "train/records/speed_limits.h"
 #include "train/run_listener.h"
 #include "train/session.h"
 
@@ -24,7 +25,8 @@ namespace fp8train {
 class StepLog {
  public:
   /// All arguments outlive the object.
-  StepLog(const Session& session, Device& device, RunRecords& records, RunListener& listener);
+  StepLog(const Session& session, Device& device, const Topology& ranks, RunRecords& records,
+          RunListener& listener);
 
   /// Starts the measurement of the steps that follow `step`.
   void begin_at(int64_t step);
@@ -51,7 +53,8 @@ class StepLog {
   RunRecords* records_;
   RunListener* listener_;
   std::optional<Samples> blend_;  ///< set if sources have weights
-  const GpuKind* gpu_;            // null: its stated rates are not known
+  SpeedLimits limits_;
+  std::optional<GpuMonitor> monitor_;  ///< set on a GPU; asked before the host waits for a step
   ScalingWarnings scaling_warnings_;
   Stopwatch since_log_;
   double seconds_left_out_ = 0;

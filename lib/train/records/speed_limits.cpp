@@ -1,0 +1,85 @@
+#include "train/records/speed_limits.h"
+
+#include <algorithm>
+
+#include "engine/dry_run.h"
+#include "engine/step_time.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kProductSize = 1024;
+constexpr double kShareOfTime = 0.01;
+constexpr size_t kFirstSamples = 3;
+
+}  // namespace
+
+SpeedLimits::SpeedLimits(DeviceKind kind, const DeviceTraits& traits, const GpuKind* gpu,
+                         const Topology& ranks)
+    : traits_(traits),
+      ranks_(ranks),
+      gpu_(gpu),
+      cpu_(kind == DeviceKind::cpu ? make_device(DeviceKind::cpu) : nullptr) {}
+
+void SpeedLimits::measure(DType dtype, double seconds) {
+  if (cpu_ == nullptr) {
+    return;
+  }
+  seconds_ += seconds;
+  if (rate_ == nullptr) {
+    rate_ = std::make_unique<GemmRate>(*cpu_, dtype, std::vector<int64_t>{kProductSize});
+  }
+  while (rate_->samples() < kFirstSamples) {
+    rate_->measure();
+  }
+  if (rate_->seconds() < kShareOfTime * seconds_) {
+    rate_->measure();
+  }
+}
+
+std::optional<double> SpeedLimits::flops_per_second() const {
+  if (gpu_ != nullptr) {
+    return gpu_->tera_flops_16bit * 1e12;
+  }
+  return rate_ != nullptr ? std::optional(rate_->flops_per_second()) : std::nullopt;
+}
+
+void SpeedLimits::predict(const EngineSettings& settings) {
+  const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
+  const StageRuns runs = dry_run_stages(settings, ranks_.size() / stages, [&](int rank) {
+    return gpu_ != nullptr ? logged_step(settings, traits_, ranks_, rank)
+                           : dry_run_step(settings, traits_, ranks_, rank);
+  });
+  if (gpu_ != nullptr) {
+    predicted_ = step_time(settings, runs, ranks_, *gpu_).total();
+    return;
+  }
+  stage_flops_.clear();
+  for (const size_t index : runs.of_stage) {
+    const OpCounters& work = runs.runs[index].work;
+    stage_flops_.push_back(work.gemm_flops + work.attention_flops);
+  }
+}
+
+std::optional<double> SpeedLimits::step_seconds(const EngineSettings& settings,
+                                                const std::vector<double>& idle) {
+  const std::optional<double> rate = flops_per_second();
+  if (!rate) {
+    return std::nullopt;
+  }
+  if (plan_ != settings.plan.name) {
+    predict(settings);
+    plan_ = settings.plan.name;
+  }
+  if (gpu_ != nullptr) {
+    return predicted_;
+  }
+  double longest = 0;
+  for (size_t stage = 0; stage < stage_flops_.size(); ++stage) {
+    const double works = idle.empty() ? 1.0 : 1.0 - idle[stage];
+    longest = std::max(longest, stage_flops_[stage] / *rate / works);
+  }
+  return longest;
+}
+
+}  // namespace fp8train

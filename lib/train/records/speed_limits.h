@@ -1,0 +1,55 @@
+#pragma once
+// The rate of a run's device, and the time that a step would take at it, with which the speed of
+// the run is compared. A GPU that is known (device/gpu_kinds.h) has stated rates; those of a CPU
+// are measured while the run trains; of another GPU nothing is known.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/topology.h"
+#include "device/device.h"
+#include "device/gpu_kinds.h"
+#include "engine/engine.h"
+#include "engine/gemm_rate.h"
+
+namespace fp8train {
+
+class SpeedLimits {
+ public:
+  /// `traits` and `kind`: of this rank's device, one of `ranks`. `gpu`: the GPU that it is, or
+  /// null.
+  SpeedLimits(DeviceKind kind, const DeviceTraits& traits, const GpuKind* gpu,
+              const Topology& ranks);
+
+  /// Measures the rate of a CPU with products of `dtype`, if the time of all measurements is below
+  /// a hundredth of `seconds`, those of steps since the last call. All ranks call it at the same
+  /// time, as they share processors when they train.
+  void measure(DType dtype, double seconds);
+  /// Returns the FLOPs per second of 16-bit products that the maker of the GPU states, or those
+  /// that were measured on the CPU in the type of measure(). Nothing: not known.
+  std::optional<double> flops_per_second() const;
+
+  /// Returns the seconds that a step of an engine with these settings would take: on a GPU those of
+  /// step_time() for all ranks, on a CPU those of its GEMMs and of attention at the measured rate,
+  /// of the pipeline stage for which they are longest with the share `idle` that its schedule
+  /// leaves it idle (empty: none). Nothing: not known. Makes dry runs when the plan has changed.
+  std::optional<double> step_seconds(const EngineSettings& settings,
+                                     const std::vector<double>& idle);
+
+ private:
+  void predict(const EngineSettings& settings);
+
+  DeviceTraits traits_;
+  Topology ranks_;
+  const GpuKind* gpu_;           // null: a CPU, or a GPU that is not known
+  std::unique_ptr<Device> cpu_;  // of the products, whose memory is not the run's; null on a GPU
+  std::unique_ptr<GemmRate> rate_;
+  double seconds_ = 0;
+  std::string plan_;                 ///< of the prediction; empty: there is none yet
+  double predicted_ = 0;             ///< on a GPU
+  std::vector<double> stage_flops_;  ///< on a CPU
+};
+
+}  // namespace fp8train
