@@ -176,8 +176,8 @@ class Engine {
   /// Collective.
   StageWaits take_stage_waits();
 
-  /// Returns the loads of the last step, of a model with experts that trains. Waits for the device.
-  /// Collective.
+  /// Returns the loads of the last step, of a model with experts that trains, and the losses of
+  /// its routers. Waits for the device. Collective.
   ExpertLoads expert_loads();
 
   /// Returns the losses of the steps since the last call, over all ranks, in nats per target; waits

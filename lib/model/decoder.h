@@ -157,6 +157,9 @@ class Decoder {
   View expert_loads() const { return loads_.view(); }
   /// Returns those of the passes that train nothing.
   View evaluation_loads() const { return evaluation_loads_.view(); }
+  /// Returns double [2] in device memory, to which all blocks add (Moe::set_losses()); null: their
+  /// routers have no losses.
+  double* router_losses() const { return static_cast<double*>(router_losses_.data()); }
   /// Returns the rows that the experts of this part have for a micro-batch of `tokens`.
   int64_t expert_rows(int64_t tokens);
   /// Moves the biases of routers, or this rank's parts of them. loads: those of all ranks with the
@@ -222,7 +225,7 @@ class Decoder {
   Mlp make_mlp(const std::string& name, const SavedFormat& pre_activation);
   Moe make_moe(const std::string& name, const MoeSettings& settings,
                const SavedFormat& pre_activation);
-  void allocate_loads(bool trains);
+  void allocate_loads(bool trains, bool has_losses);
   ParameterFormats formats_of(const LinearPlan& linear) const;
   ParameterFormats head_formats() const;
   /// The part of the next parameter that this rank has.
@@ -261,6 +264,7 @@ class Decoder {
   std::vector<Block> blocks_;
   Tensor loads_;  ///< int64 [blocks with experts, E + 1], of Moe; none where nothing trains
   Tensor evaluation_loads_;  ///< the same of passes that train nothing
+  Buffer router_losses_;
   std::unique_ptr<Norm> final_norm_;
   std::unique_ptr<Head> head_;
 };

@@ -14,6 +14,7 @@
 #include "ops/attention/copy_rows.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/gemm/gemm.h"
+#include "ops/loss/cross_entropy.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/routing/token_rows.h"
 
@@ -315,6 +316,16 @@ std::pair<View, int64_t> Moe::count(const StepContext& context, int64_t batch,
           std::max<int64_t>(ranks / batch, 1) * (sequences == nullptr ? 1 : sequences->ranks())};
 }
 
+/// losses: fp32 [2, rows], of each token.
+void Moe::add_losses(const StepContext& context, const View& losses, const Saved& saved) const {
+  const int64_t rows = losses.shape.back();
+  const View no_targets = {saved.chosen.data, DType::i32, {rows}};  // which are not counted
+  for (int64_t i = 0; i < 2; ++i) {
+    ops::accumulate_loss(context.stream, reshaped(rows_of(losses, i, 1), {rows}), no_targets,
+                         losses_ + i, nullptr);
+  }
+}
+
 /// Returns the gradient of x, fp32 in scratch, and adds to that of the weight.
 View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t batch,
                              const Saved& saved) const {
@@ -324,6 +335,9 @@ View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t b
   ops::dot_rows(context.stream, dy, saved.outputs, saved.slots, products);
   const auto [counts, ranks_of_sequence] = count(context, batch, saved);
   const View d_logits = allocate(*context.scratch, DType::f32, saved.logits.shape);
+  const bool sums = context.collect_statistics && losses_ != nullptr && settings_.has_losses();
+  const View losses =
+      sums ? allocate(*context.scratch, DType::f32, {2, saved.x.shape.rows()}) : View{};
   ops::route_backward(context.stream, {.rule = rule_of(shape_),
                                        .logits = saved.logits,
                                        .chosen = saved.chosen,
@@ -334,7 +348,11 @@ View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t b
                                        .balance_loss = static_cast<float>(settings_.balance_loss),
                                        .z_loss = static_cast<float>(settings_.z_loss),
                                        .gradient_scale = context.loss_gradient.loss_scale,
-                                       .gradient_factor = context.loss_gradient.factor});
+                                       .gradient_factor = context.loss_gradient.factor,
+                                       .losses = losses});
+  if (sums) {
+    add_losses(context, losses, saved);
+  }
   const Parameter& weight = *router_.weight;
   if (weight.trained) {
     const ConstView x = in_fp32(context, saved.x);

@@ -71,6 +71,9 @@ class Moe {
     loads_ = loads;
     untrained_loads_ = untrained;
   }
+  /// double [2], device memory: backward passes that collect statistics add the balance losses and
+  /// the z losses of all tokens.
+  void set_losses(double* sums) { losses_ = sums; }
 
   /// Allocates an input of the type and the shape of y.
   InputTensor allocate_input(const StepContext& context, const View& y) const;
@@ -94,6 +97,7 @@ class Moe {
   void copy_blocks(const StepContext& context, const View& by_rank, const View& by_expert,
                    bool to_experts) const;
   bool balances() const { return settings_.balance_loss != 0.0; }
+  void add_losses(const StepContext& context, const View& losses, const Saved& saved) const;
   std::pair<View, int64_t> count(const StepContext& context, int64_t batch,
                                  const Saved& saved) const;
   View backward_of_router(const StepContext& context, ConstView dy, int64_t batch,
@@ -107,6 +111,7 @@ class Moe {
   SavedFormat dispatch_;
   int64_t multiple_ = 16;  ///< of a capacity
   View loads_, untrained_loads_;
+  double* losses_ = nullptr;
 };
 
 }  // namespace fp8train

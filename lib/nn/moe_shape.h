@@ -52,6 +52,8 @@ struct MoeSettings {
   /// much in their first steps.
   double max_dropped = 1.0;
 
+  /// Whether routers have losses of their own.
+  bool has_losses() const { return balance_loss != 0.0 || z_loss != 0.0; }
   bool operator==(const MoeSettings&) const = default;
 };
 

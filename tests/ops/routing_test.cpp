@@ -185,6 +185,7 @@ TEST_CASE("gradients of a router's logits are those of its outputs and its own l
     ops::count_choices(cpu_stream(), routed.chosen, counts);
     Array gradients(DType::f32, {kRows, rule.per_token}, random_values(kRows * rule.per_token, 5));
     Array d_logits(DType::f32, {kRows, rule.experts});
+    Array losses(DType::f32, {2, kRows});
     ops::route_backward(cpu_stream(), {.rule = rule,
                                        .logits = routed.logits,
                                        .chosen = routed.chosen,
@@ -194,8 +195,10 @@ TEST_CASE("gradients of a router's logits are those of its outputs and its own l
                                        .balance_loss = static_cast<float>(kBalance),
                                        .z_loss = static_cast<float>(kZ),
                                        .gradient_scale = &gradient_scale,
-                                       .gradient_factor = 3.0F});
+                                       .gradient_factor = 3.0F,
+                                       .losses = losses});
     for (int64_t row = 0; row < kRows; ++row) {
+      double of_row[2] = {};
       // Of the sum of the outputs times their gradients, and the losses times 1.5.
       const auto loss = [&](const Doubles& logits) {
         const Doubles probabilities = probabilities_of(rule, logits, routed.chosen_in(row));
@@ -208,16 +211,21 @@ TEST_CASE("gradients of a router's logits are those of its outputs and its own l
         const Doubles scores = scores_of(rule, logits);
         const double all = std::accumulate(scores.begin(), scores.end(), 0.0);
         double exponentials = 0;
+        of_row[0] = 0;
         for (size_t i = 0; i < scores.size(); ++i) {
           const auto count = static_cast<double>(
               counts.get(row / (kRows / kSequences) * rule.experts + static_cast<int64_t>(i)));
           const double share = count * static_cast<double>(rule.experts) /
                                static_cast<double>(rule.per_token * kRows / kSequences);
-          value += 1.5 * kBalance * share * scores[i] / all;
+          of_row[0] += kBalance * share * scores[i] / all;
           exponentials += std::exp(logits[i]);
         }
-        return value + 1.5 * kZ * std::pow(std::log(exponentials), 2.0);
+        of_row[1] = kZ * std::pow(std::log(exponentials), 2.0);
+        return value + 1.5 * (of_row[0] + of_row[1]);
       };
+      loss(routed.row(row));
+      CHECK(static_cast<double>(losses.get(row)) == Approx(of_row[0]).epsilon(1e-5));
+      CHECK(static_cast<double>(losses.get(kRows + row)) == Approx(of_row[1]).epsilon(1e-5));
       for (size_t i = 0; i < static_cast<size_t>(rule.experts); ++i) {
         constexpr double kStep = 1e-5;
         Doubles above = routed.row(row);

@@ -232,6 +232,8 @@ TEST_CASE("experts go with every other axis", "[experts]") {
     CHECK(results.last_losses[0] == Approx(one.losses[0]).epsilon(1e-6));
     CHECK(results.norms[0] == Approx(one.norms[0]).epsilon(1e-5));
     CHECK(difference(one.gradients, results.gradients, 4e-6) == "");
+    CHECK(*results.loads.balance_loss == Approx(*one.loads.balance_loss).epsilon(1e-6));
+    CHECK(*results.loads.z_loss == Approx(*one.loads.z_loss).epsilon(1e-6));
     CHECK(results.as_planned);
   };
   check_layout({.tensor = 2, .context = 2, .expert = 4}, 4);

@@ -102,8 +102,9 @@ struct PartsOfBatch {
   }
 };
 
-/// The gradient of the first router where its input is all ones and its logits are zero.
-std::vector<float> router_gradient(const MoeSettings& moe, int64_t accumulation, bool masks) {
+/// The gradient of the first router where its input is all ones and the logits of all are zero.
+std::vector<float> router_gradient(const MoeSettings& moe, int64_t accumulation, bool masks,
+                                   ExpertLoads* loads = nullptr) {
   EngineSettings settings = small_moe("fp32", accumulation);
   settings.step.micro_batch_size = 4 / accumulation;
   settings.step.decoder.moe = moe;
@@ -118,24 +119,36 @@ std::vector<float> router_gradient(const MoeSettings& moe, int64_t accumulation,
   fill("embedding.weight", 1.0F);
   fill("layers.0.attention.output.weight", 0.0F);
   fill("layers.0.mlp.router.weight", 0.0F);
+  fill("layers.1.mlp.router.weight", 0.0F);
   trained.engine.weights_changed();
   PartsOfBatch batch(masks);
-  trained.engine.step([&] { return batch.next(4 / accumulation); }, 0, 0.0, false);
+  trained.engine.step([&] { return batch.next(4 / accumulation); }, 0, 0.0, true);
+  if (loads != nullptr) {
+    *loads = trained.engine.expert_loads();
+  }
   return gradient_of(trained, "layers.0.mlp.router.weight");
 }
 
-TEST_CASE("gradients of both losses of a router are those on paper") {
+TEST_CASE("both losses of a router and their gradients are those on paper") {
   const int64_t accumulation = GENERATE(1, 2, 4);
   const bool masks = GENERATE(false, true);
   CAPTURE(accumulation, masks);
   const MoeSettings without = {.capacity_factor = 2.0};
-  const std::vector<float> base = router_gradient(without, accumulation, masks);
+  ExpertLoads loads;
+  const std::vector<float> base = router_gradient(without, accumulation, masks, &loads);
+  CHECK_FALSE(loads.balance_loss);
+  CHECK_FALSE(loads.z_loss);
   MoeSettings with = without;
   with.balance_loss = 0.5;
-  const std::vector<float> balance = router_gradient(with, accumulation, masks);
+  const std::vector<float> balance = router_gradient(with, accumulation, masks, &loads);
+  // Twice, of two layers: sum f p is 1, whatever is chosen where all scores are equal.
+  CHECK(loads.balance_loss.value() == Approx(2 * 0.5).epsilon(1e-6));
+  CHECK_FALSE(loads.z_loss);
   with.balance_loss = 0.0;
   with.z_loss = 0.25;
-  const std::vector<float> z = router_gradient(with, accumulation, masks);
+  const std::vector<float> z = router_gradient(with, accumulation, masks, &loads);
+  CHECK(loads.z_loss.value() == Approx(2 * 0.25 * std::log(4.0) * std::log(4.0)).epsilon(1e-6));
+  CHECK_FALSE(loads.balance_loss);
   // Scores p are 1/4, and experts 0 and 1 are chosen: f is 2, 2, 0, 0. d(sum f p)/d logit j is
   // p (f_j - sum f p), and d(log sum exp)^2 is 2 ln(4) p. The mean over tokens is that of one.
   for (size_t i = 0; i < base.size(); ++i) {

@@ -68,20 +68,21 @@ TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
   const ScalingSummary scaling;
   const std::vector<SlotReport> slots;
   records.write_step({.step = 2,
-                      .experts = ExpertLoads{0.03125, 0.25, 1.5, 0.5, {}},
+                      .experts = ExpertLoads{0.03125, 0.25, 1.5, 0.5, {}, 0.25, 0.5},
                       .loss_scale = 1.0,
                       .scaling = &scaling,
                       .slots = &slots});
   CHECK_THAT(test::read_file(records.directory().metrics()),
              Catch::Contains("\"experts_dropped_percent\":3.125,\"experts_padding_percent\":25,"
-                             "\"expert_load_most\":1.5,\"expert_load_least\":0.5"));
+                             "\"expert_load_most\":1.5,\"expert_load_least\":0.5,"
+                             "\"router_balance_loss\":0.25,\"router_z_loss\":0.5"));
   records.write_validation(2, {.mean = 1.0, .targets = 10});
   for (const char* tag :
        {"loss/train", "loss/validation", "optimizer/lr", "optimizer/grad_norm",
         "optimizer/skipped_steps", "optimizer/loss_scale", "speed/tokens_per_second",
         "speed/tflops", "speed/mfu", "memory/bytes", "fp8/saturated_percent",
         "fp8/underflow_percent", "experts/dropped_percent", "experts/padding_percent",
-        "experts/load_most", "experts/load_least"}) {
+        "experts/load_most", "experts/load_least", "experts/balance_loss", "experts/z_loss"}) {
     CHECK_THAT(shown(), Catch::Contains(tag));
   }
 }
