@@ -180,6 +180,10 @@ class Engine {
   /// its routers. Waits for the device. Collective.
   ExpertLoads expert_loads();
 
+  /// Reads scales, statistics and samples of all slots, those of experts from the ranks that have
+  /// them. Waits for the device. Collective.
+  std::vector<SlotReport> slot_reports();
+
   /// Returns the losses of the steps since the last call, over all ranks, in nats per target; waits
   /// for the device. Collective. At most EngineSettings::loss_history steps lie between two calls.
   std::vector<double> take_losses();

@@ -102,6 +102,8 @@ class Decoder {
   const ModelPart& part() const { return part_; }
   const TensorShare& tensor_share() const { return tensor_; }
   const ExpertShare& expert_share() const { return experts_; }
+  /// Returns the names of all parameters without gradients, also of those that other ranks have.
+  const std::vector<std::string>& frozen() const { return frozen_; }
   /// Returns null if activations stay on the device.
   SavedOffload* offload() const { return offload_.get(); }
   /// Returns the plans of the whole model's layers.
@@ -260,6 +262,7 @@ class Decoder {
   Parameter* positions_ = nullptr;
   size_t first_trained_ = 0;                     ///< unit: backward ends with it
   std::vector<const Parameter*> frozen_biases_;  ///< of routers
+  std::vector<std::string> frozen_;
   std::unique_ptr<SavedOffload> offload_;
   std::vector<Block> blocks_;
   Tensor loads_;  ///< int64 [blocks with experts, E + 1], of Moe; none where nothing trains

@@ -2,6 +2,8 @@
 // The shape of a mixture of experts (nn/moe.h), how its router chooses, and how it is trained.
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 namespace fp8train {
 
@@ -36,6 +38,13 @@ struct ExpertShare {
   /// that count in the norm: the others repeat them.
   bool counts_experts = true, counts_others = true;
 };
+
+/// Returns the number of an expert in a name such as "layers.0.mlp.experts.3.up"; -1: it is of none.
+inline int64_t expert_of(const std::string& name) {
+  constexpr std::string_view kExperts = ".experts.";
+  const size_t at = name.find(kExperts);
+  return at == std::string::npos ? -1 : std::stoll(name.substr(at + kExperts.size()));
+}
 
 /// How the experts of a model are trained (nn/moe.h); read if it has some.
 struct MoeSettings {

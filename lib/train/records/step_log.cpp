@@ -98,7 +98,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   const double tflops = tokens_per_second_ / engine.mesh().world_size() * 1e-12 *
                         flops_per_token(session_->engine.model, session_->engine.step.seq_length);
   state.loss = loss.mean;
-  std::vector<SlotReport> slots = engine.model().scaling().report();
+  std::vector<SlotReport> slots = engine.slot_reports();
   if (engine.plain()) {
     slots.clear();  // they are of the last scaled step
   }
