@@ -118,6 +118,8 @@ struct State {
   std::vector<Default> defaults;
   std::optional<ForeignKeys::Included> included;
   int64_t processes = 0;  ///< as a file states it; 0: none does
+  std::optional<std::string> balance;  ///< Megatron's moe_aux_loss_coeff
+  bool without_balance = false;        ///< its moe_router_load_balancing_type is none
 };
 
 class Pass;

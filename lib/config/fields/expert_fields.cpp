@@ -47,7 +47,10 @@ void check_needs_experts(const CheckContext& at) {
       !at.settings.model.config.moe.has_bias) {
     at.without_meaning("model.e_score_correction_bias: false");
   }
-  if (at.is_given() && !has_experts(at.settings) && at.settings.model.from.empty()) {
+  // Megatron's files switch it off in models without experts too.
+  const bool is_off =
+      at.field.key == "moe.balance_loss" && at.settings.step.decoder.moe.balance_loss == 0;
+  if (at.is_given() && !is_off && !has_experts(at.settings) && at.settings.model.from.empty()) {
     at.complain("has a meaning only with model.num_experts; remove it or give that");
   }
 }
