@@ -154,7 +154,8 @@ class Engine {
 
   /// Whether evaluations and samples run without scaled GEMMs now.
   bool plain() const { return plain_; }
-  /// Decides whether the GEMMs of this step are scaled. Evaluations after it do the same.
+  /// Decides whether the GEMMs of this step are scaled, as in evaluations after it, and sets the
+  /// capacities of experts.
   void enter_step(int64_t step_index);
 
   /// Sets the scales of delayed plans from a batch without training: a forward and backward pass
@@ -216,7 +217,7 @@ class Engine {
   };
   /// The key of a recording: micro-batches of the same form replay the same one.
   struct Form {
-    bool collects_statistics, overwrites_gradients, plain;
+    bool collects_statistics, overwrites_gradients, plain, warms_up;
     FirstWindows windows;  ///< none or all: micro-batches between are not recorded
     uint64_t due;          ///< scales
 

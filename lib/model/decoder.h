@@ -162,6 +162,8 @@ class Decoder {
   /// Returns double [2] in device memory, to which all blocks add (Moe::set_losses()); null: their
   /// routers have no losses.
   double* router_losses() const { return static_cast<double*>(router_losses_.data()); }
+  /// Sets the capacities of experts in a step, from 0.
+  void enter_step(int64_t step);
   /// Returns the rows that the experts of this part have for a micro-batch of `tokens`.
   int64_t expert_rows(int64_t tokens);
   /// Moves the biases of routers, or this rank's parts of them. loads: those of all ranks with the

@@ -124,7 +124,9 @@ Moe::Moe(const MoeShape& shape, const MoeSettings& settings, Router router,
 int64_t Moe::capacity(int64_t rows, bool trains) const {
   const double mean =
       static_cast<double>(shape_.per_token * rows) / static_cast<double>(shape_.experts);
-  const double factor = settings_.capacity_factor * (trains ? 1.0 : 2.0);
+  const double factor = !trains     ? 2.0 * settings_.capacity_factor
+                        : warms_up_ ? settings_.warmup_capacity_factor
+                                    : settings_.capacity_factor;
   const int64_t least = trains ? 1 : kUntrainedRows;
   const double wanted = std::max(std::ceil(factor * mean), static_cast<double>(least));
   return round_up(wanted < static_cast<double>(rows) ? static_cast<int64_t>(wanted) : rows,

@@ -84,7 +84,9 @@ class Moe {
                 Saved& saved) const;
   void add_weight_gradients(const StepContext& context, const Saved& saved) const;
 
-  /// Returns the rows of an expert for the `rows` tokens of a rank.
+  /// Sets the capacity of training passes in a step, from 0.
+  void enter_step(int64_t step) { warms_up_ = settings_.warms_up(step); }
+  /// Returns the rows of an expert for the `rows` tokens of a rank, in this step.
   int64_t capacity(int64_t rows, bool trains) const;
 
  private:
@@ -110,6 +112,7 @@ class Moe {
   std::optional<Mlp> shared_;
   SavedFormat dispatch_;
   int64_t multiple_ = 16;  ///< of a capacity
+  bool warms_up_ = false;
   View loads_, untrained_loads_;
   double* losses_ = nullptr;
 };

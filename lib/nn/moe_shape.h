@@ -53,6 +53,9 @@ struct MoeSettings {
   /// none is ever dropped. Passes that train nothing have twice as much, and at least for 256
   /// tokens.
   double capacity_factor = 1.25;
+  /// The first steps, with another factor: routers send much to few experts before they are trained.
+  int64_t capacity_warmup = 0;
+  double warmup_capacity_factor = 2.0;
   double balance_loss = 0.0;  ///< weight of the loss of each layer whose experts' loads differ
   double z_loss = 0.0;        ///< weight of the squared log of the normalizer of router's scores
   /// A step changes each bias (MoeShape::has_bias) by this, towards equal loads.
@@ -61,6 +64,8 @@ struct MoeSettings {
   /// much in their first steps.
   double max_dropped = 1.0;
 
+  /// Whether a step (from 0) has warmup_capacity_factor.
+  bool warms_up(int64_t step) const { return step < capacity_warmup; }
   /// Whether routers have losses of their own.
   bool has_losses() const { return balance_loss != 0.0 || z_loss != 0.0; }
   bool operator==(const MoeSettings&) const = default;

@@ -78,7 +78,8 @@ TEST_CASE("keys of experts that are unknown, or that say something twice, are re
     return error_of("model: {preset: toy-moe" + model + "}\nmoe: {" + moe + "}\n" + data);
   };
   CHECK_THAT(error("", "foo: 1"),
-             Contains("moe.foo: unknown key; there are: capacity_factor, balance_loss, z_loss, "
+             Contains("moe.foo: unknown key; there are: capacity_factor, capacity_warmup, "
+                      "warmup_capacity_factor, balance_loss, z_loss, "
                       "bias_rate, max_dropped"));
   CHECK_THAT(error(", n_shared_experts: 1, shared_expert_intermediate_size: 48", ""),
              Contains("model.n_shared_experts: model.shared_expert_intermediate_size describes the "

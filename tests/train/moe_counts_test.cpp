@@ -15,6 +15,7 @@
 using namespace fp8train;
 using test::gradient_of;
 using test::named;
+using test::same_bits;
 using test::small_moe;
 using test::TrainedEngine;
 
@@ -156,4 +157,36 @@ TEST_CASE("both losses of a router and their gradients are those on paper") {
     CHECK(balance[i] - base[i] == Approx(0.5 * sign * 0.25).epsilon(1e-4));
     CHECK(z[i] - base[i] == Approx(0.25 * 2 * std::log(4.0) * 0.25).epsilon(1e-4));
   }
+}
+
+TEST_CASE("capacities are larger in the first steps, and memory is planned for them") {
+  EngineSettings settings = small_moe("te-delayed");
+  settings.step.micro_batch_size = 32;  // 512 rows, 256 for an expert
+  MoeSettings& moe = settings.step.decoder.moe;
+  const DryRunStep small = dry_run_step(settings, {});
+  const auto padding_of = [](TrainedEngine& trained) {
+    trained.train(1);
+    return trained.engine.expert_loads().padding;
+  };
+  moe.capacity_factor = 1.5;
+  const DryRunStep large = dry_run_step(settings, {});
+  TrainedEngine always(settings);
+  const double first = padding_of(always);
+  moe = {.capacity_factor = 1.0,
+         .capacity_warmup = 2,
+         .warmup_capacity_factor = 1.5,
+         .balance_loss = moe.balance_loss,
+         .z_loss = moe.z_loss};
+  const DryRunStep dry_run = dry_run_step(settings, {});
+  CHECK(dry_run.plan.saved_bytes == large.plan.saved_bytes);
+  CHECK(dry_run.plan.scratch_bytes == large.plan.scratch_bytes);
+  CHECK(dry_run.work.gemm_flops == small.work.gemm_flops);
+  CHECK(large.work.gemm_flops > small.work.gemm_flops);
+  TrainedEngine warming(settings);
+  CHECK(padding_of(warming) == first);
+  CHECK(same_bits(warming.weights(), always.weights()));
+  CHECK(padding_of(warming) == padding_of(always));
+  CHECK(same_bits(warming.weights(), always.weights()));
+  CHECK(padding_of(warming) < padding_of(always));
+  CHECK_FALSE(same_bits(warming.weights(), always.weights()));
 }

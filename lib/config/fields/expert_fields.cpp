@@ -55,6 +55,16 @@ void check_needs_experts(const CheckContext& at) {
   }
 }
 
+void check_warmup(const CheckContext& at) {
+  const MoeSettings& moe = at.settings.step.decoder.moe;
+  if (moe.capacity_warmup == 0) {
+    at.without_meaning("moe.capacity_warmup: 0");
+  } else if (moe.warmup_capacity_factor < moe.capacity_factor) {
+    at.complain(fmt::format("{} is less than moe.capacity_factor {}; take at least that",
+                            moe.warmup_capacity_factor, moe.capacity_factor));
+  }
+}
+
 /// Checkpoints are folders that name a family.
 void check_experts(const CheckContext& at) {
   const ModelConfig& config = at.settings.model.config;
@@ -150,6 +160,11 @@ std::vector<Field> moe_fields() {
       field("moe.capacity_factor", training(&MoeSettings::capacity_factor), above_up_to(0, 1024),
             "Tokens that an expert has memory for in a micro-batch, as a multiple of the mean; "
             "others are dropped"),
+      field("moe.capacity_warmup", training(&MoeSettings::capacity_warmup), at_least(0),
+            "First steps with moe.warmup_capacity_factor instead, since untrained routers drop "
+            "much"),
+      field("moe.warmup_capacity_factor", training(&MoeSettings::warmup_capacity_factor),
+            above_up_to(0, 1024), "The capacity factor of these steps; memory is planned for it"),
       field("moe.balance_loss", training(&MoeSettings::balance_loss), between(0, 1000),
             "Weight of each layer's loss for unequal loads of its experts"),
       field("moe.z_loss", training(&MoeSettings::z_loss), between(0, 1000),
@@ -161,9 +176,15 @@ std::vector<Field> moe_fields() {
             "never does"),
   };
   for (Field& one : fields) {
+    const bool is_warmup = one.key == "moe.warmup_capacity_factor";
     one = std::move(one)
               .when([](const Settings& s) { return has_experts(s) || !s.model.from.empty(); })
-              .checked(check_needs_experts);
+              .checked([is_warmup](const CheckContext& at) {
+                check_needs_experts(at);
+                if (is_warmup && has_experts(at.settings)) {
+                  check_warmup(at);
+                }
+              });
   }
   return fields;
 }
