@@ -102,7 +102,7 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
   settings_.step.cuda_graphs = settings.step.cuda_graphs && strategy_->can_be_recorded() &&
                                stage_ == nullptr && tensor_ranks_ == nullptr &&
                                context_ranks_ == nullptr && expert_ranks_ == nullptr &&
-                               model_.offload() == nullptr;
+                               model_.offload() == nullptr && !settings.step.decoder.moe.dropless;
   strategy_->attach(device, model_.parameters(), model_.scaling().amax());
   device.fill_zero(totals_.data(), totals_.bytes());
 }

@@ -260,6 +260,7 @@ class Engine {
   void clear_step();
   /// Of the ranks with the same blocks, int64 [ranks, blocks with experts, E + 1].
   View loads_of_ranks();
+  void read_router_losses(ExpertLoads& loads) const;
   double evaluation_drops() const;
   void balance_experts();
   void step_optimizer(bool collect_statistics);

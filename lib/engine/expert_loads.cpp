@@ -84,12 +84,11 @@ ExpertLoads Engine::expert_loads() {
   struct Sums {
     int64_t choices, dropped, rows;
     double most, least;
-    std::array<double, 2> losses;
   };
   const View of_ranks = loads_of_ranks();
   const Shape& shape = of_ranks.shape;
   ExpertLoads loads;
-  Sums own = {.choices = 0, .dropped = 0, .rows = 0, .most = 0.0, .least = 1e300, .losses = {}};
+  Sums own = {.choices = 0, .dropped = 0, .rows = 0, .most = 0.0, .least = 1e300};
   if (!of_ranks.empty()) {
     std::vector<int64_t> counts(static_cast<size_t>(of_ranks.count()));
     device_->copy_to_host(counts.data(), of_ranks.data, of_ranks.bytes());
@@ -122,18 +121,12 @@ ExpertLoads Engine::expert_loads() {
                model_.expert_rows(settings_.rows_of_rank() / settings_.strategy.layout.tensor) *
                counted / shape[1];
   }
-  if (const double* const losses = model_.router_losses(); losses != nullptr) {
-    device_->copy_to_host(own.losses.data(), losses, sizeof(own.losses));
-  }
   Sums all = own;
   all.choices = all.dropped = all.rows = 0;
-  all.losses = {};
   for (const Sums& rank : mesh().gather_values(own)) {
     all.choices += rank.choices;
     all.dropped += rank.dropped;
     all.rows += rank.rows;
-    all.losses[0] += rank.losses[0];
-    all.losses[1] += rank.losses[1];
     all.most = std::max(all.most, rank.most);
     all.least = std::min(all.least, rank.least);
   }
@@ -141,16 +134,31 @@ ExpertLoads Engine::expert_loads() {
   const auto rows = static_cast<double>(std::max<int64_t>(all.rows, 1));
   loads.dropped = static_cast<double>(all.dropped) / choices;
   loads.padding = 1.0 - static_cast<double>(all.choices - all.dropped) / rows;
-  const auto positions =
-      static_cast<double>(settings_.step.gradient_accumulation_steps * settings_.rows_of_rank() *
-                          mesh().size(Group::state));
-  const MoeSettings& moe = settings_.step.decoder.moe;
-  loads.balance_loss =
-      moe.balance_loss != 0 ? std::optional(all.losses[0] / positions) : std::nullopt;
-  loads.z_loss = moe.z_loss != 0 ? std::optional(all.losses[1] / positions) : std::nullopt;
   loads.most = all.most;
   loads.least = all.choices == 0 ? 0.0 : all.least;
+  read_router_losses(loads);
   return loads;
+}
+
+void Engine::read_router_losses(ExpertLoads& loads) const {
+  using Losses = std::array<double, 2>;
+  const MoeSettings& moe = settings_.step.decoder.moe;
+  if (!moe.has_losses()) {
+    return;
+  }
+  Losses own = {};
+  if (const double* const sums = model_.router_losses(); sums != nullptr) {
+    device_->copy_to_host(own.data(), sums, sizeof(own));
+  }
+  Losses means = {};
+  const auto positions = static_cast<double>(settings_.step.gradient_accumulation_steps *
+                                             settings_.rows_of_rank() * mesh().size(Group::state));
+  for (const Losses& of_rank : mesh().gather_values(own)) {
+    means[0] += of_rank[0] / positions;
+    means[1] += of_rank[1] / positions;
+  }
+  loads.balance_loss = moe.balance_loss != 0 ? std::optional(means[0]) : std::nullopt;
+  loads.z_loss = moe.z_loss != 0 ? std::optional(means[1]) : std::nullopt;
 }
 
 std::vector<SlotReport> Engine::slot_reports() {

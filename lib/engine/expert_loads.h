@@ -17,7 +17,7 @@ struct ExpertLoads {
   double most = 0, least = 0;
   /// Of each expert in this rank's blocks with experts, [blocks][experts].
   std::vector<std::vector<int64_t>> choices;
-  /// What routers add to the loss, the mean over all tokens of a step that collects statistics;
+  /// Routers add these to the loss: means over all tokens of a step that collects statistics;
   /// nothing where MoeSettings::balance_loss or z_loss is 0.
   std::optional<double> balance_loss, z_loss;
 

@@ -100,7 +100,7 @@ void Decoder::enter_step(int64_t step) {
 int64_t Decoder::expert_rows(int64_t tokens) {
   int64_t rows = 0;
   for (Block& block : blocks_) {
-    rows += block.moe() == nullptr ? 0 : config_.moe.experts * block.moe()->capacity(tokens, true);
+    rows += block.moe() == nullptr ? 0 : block.moe()->slots(tokens, true);
   }
   return rows;
 }

@@ -39,7 +39,7 @@ struct ExpertShare {
   bool counts_experts = true, counts_others = true;
 };
 
-/// Returns the number of an expert in a name such as "layers.0.mlp.experts.3.up"; -1: it is of none.
+/// Returns the number of an expert in a name such as "layers.0.mlp.experts.3.up"; -1: none.
 inline int64_t expert_of(const std::string& name) {
   constexpr std::string_view kExperts = ".experts.";
   const size_t at = name.find(kExperts);
@@ -53,7 +53,11 @@ struct MoeSettings {
   /// none is ever dropped. Passes that train nothing have twice as much, and at least for 256
   /// tokens.
   double capacity_factor = 1.25;
-  /// The first steps, with another factor: routers send much to few experts before they are trained.
+  /// An expert has as many rows as it has tokens, whatever their number: none is dropped. The rows
+  /// of all experts together are bounded, and memory is planned for the bound (Moe::slots()).
+  /// Factors of capacities are not read.
+  bool dropless = false;
+  /// The first steps, with another factor: untrained routers send much to few experts.
   int64_t capacity_warmup = 0;
   double warmup_capacity_factor = 2.0;
   double balance_loss = 0.0;  ///< weight of the loss of each layer whose experts' loads differ

@@ -97,11 +97,11 @@ inline std::vector<float> value(uint64_t step, const Parameter& parameter, bool 
   const std::string& name = parameter.name;
   const bool is_vector = parameter.shape.rank() == 1;
   const bool is_router = name.ends_with("router.weight");
-  const int shift = name.ends_with("router.bias")  ? 20
-                    : is_vector                    ? 16
-                    : name == "embedding.weight" ? 28
-                    : name == "head.weight"      ? 35
-                                                 : 34;
+  const int shift = name.ends_with("router.bias") ? 20
+                    : is_vector                   ? 16
+                    : name == "embedding.weight"  ? 28
+                    : name == "head.weight"       ? 35
+                                                  : 34;
   const int64_t columns = parameter.shape.back();
   const Draws element(step, name, Use::element);
   const Draws row(0, name, Use::row);

@@ -13,8 +13,8 @@
 #include <fstream>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "engine/dry_run.h"
 #include "engine/engine.h"
@@ -302,12 +302,11 @@ TEST_CASE("loads, drops, losses of routers and biases are those of the oracle") 
       }
       dropped += wanted.at("dropped").get<int64_t>();
       const double drops = ours.loads.dropped * static_cast<double>(choices);
-      same_loads += ours.loads.choices == loads &&
-                            std::llround(drops) == wanted.at("dropped").get<int64_t>()
-                        ? 1
-                        : 0;
-      same_biases +=
-          ours.biases == wanted.value("bias", std::vector<std::vector<float>>()) ? 1 : 0;
+      same_loads +=
+          ours.loads.choices == loads && std::llround(drops) == wanted.at("dropped").get<int64_t>()
+              ? 1
+              : 0;
+      same_biases += ours.biases == wanted.value("bias", std::vector<std::vector<float>>()) ? 1 : 0;
       CAPTURE(of.at("name"), i);
       const Json& losses = wanted.at("router_losses");
       CHECK(ours.loads.balance_loss.value() == Approx(losses[0].get<double>()).epsilon(1e-4));

@@ -47,7 +47,7 @@ void check_needs_experts(const CheckContext& at) {
       !at.settings.model.config.moe.has_bias) {
     at.without_meaning("model.e_score_correction_bias: false");
   }
-  // Megatron's files switch it off in models without experts too.
+  // Files of other programs switch it off in models without experts too.
   const bool is_off =
       at.field.key == "moe.balance_loss" && at.settings.step.decoder.moe.balance_loss == 0;
   if (at.is_given() && !is_off && !has_experts(at.settings) && at.settings.model.from.empty()) {
@@ -55,8 +55,15 @@ void check_needs_experts(const CheckContext& at) {
   }
 }
 
-void check_warmup(const CheckContext& at) {
+/// Keys of capacities.
+void check_capacity(const CheckContext& at) {
   const MoeSettings& moe = at.settings.step.decoder.moe;
+  if (moe.dropless) {
+    at.without_meaning("moe.dropless: true");
+  }
+  if (at.field.key != "moe.warmup_capacity_factor" || moe.dropless) {
+    return;
+  }
   if (moe.capacity_warmup == 0) {
     at.without_meaning("moe.capacity_warmup: 0");
   } else if (moe.warmup_capacity_factor < moe.capacity_factor) {
@@ -165,6 +172,9 @@ std::vector<Field> moe_fields() {
             "much"),
       field("moe.warmup_capacity_factor", training(&MoeSettings::warmup_capacity_factor),
             above_up_to(0, 1024), "The capacity factor of these steps; memory is planned for it"),
+      field(
+          "moe.dropless", training(&MoeSettings::dropless),
+          "Experts have as many rows as tokens, and drop none; memory is planned for all choices"),
       field("moe.balance_loss", training(&MoeSettings::balance_loss), between(0, 1000),
             "Weight of each layer's loss for unequal loads of its experts"),
       field("moe.z_loss", training(&MoeSettings::z_loss), between(0, 1000),
@@ -176,13 +186,13 @@ std::vector<Field> moe_fields() {
             "never does"),
   };
   for (Field& one : fields) {
-    const bool is_warmup = one.key == "moe.warmup_capacity_factor";
+    const bool is_capacity = one.key.find("capacity") != std::string::npos;
     one = std::move(one)
               .when([](const Settings& s) { return has_experts(s) || !s.model.from.empty(); })
-              .checked([is_warmup](const CheckContext& at) {
+              .checked([is_capacity](const CheckContext& at) {
                 check_needs_experts(at);
-                if (is_warmup && has_experts(at.settings)) {
-                  check_warmup(at);
+                if (is_capacity && has_experts(at.settings)) {
+                  check_capacity(at);
                 }
               });
   }
