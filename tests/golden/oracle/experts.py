@@ -7,6 +7,7 @@ Sources:
   balance loss     arXiv 2412.19437, equations 17 to 20, for each sequence
   z loss           arXiv 2202.08906, equation 5
   biases           arXiv 2408.15664, algorithm 1
+  [cublas]         cuBLAS documentation
 """
 
 import dataclasses
@@ -45,10 +46,10 @@ class Shape:
     trains_router: bool = True
 
     def capacity(self, plan, rows):
-        """A multiple of 16, or of the blocks that the rows of an expert are cut into."""
+        """A multiple of what wgrad contracts: 16 bytes of codes, or 32 elements where 16 or 32 have
+        a scale ([cublas] "Narrow precision data types usage")."""
         blocks = [cast.block for cast in (plan.wgrad_x, plan.wgrad_dy) if cast is not None]
-        blocks = [b[0] if isinstance(b, tuple) else b for b in blocks if b not in (None, "row")]
-        multiple = max([16] + blocks)
+        multiple = 32 if any(block in (16, 32) for block in blocks) else 16
         wanted = min(math.ceil(self.factor * self.per_token * rows / self.experts), rows)
         wanted = wanted if self.drops else rows
         return math.ceil(max(wanted, 1) / multiple) * multiple
@@ -191,6 +192,6 @@ class Experts:
 
 
 def moved(bias, loads, rate):
-    """[loss-free] The biases after a step."""
+    """The biases after a step."""
     mean = np.mean(loads)
     return fp32(bias + np.float32(rate).astype(np.float64) * np.sign(mean - np.asarray(loads)))
