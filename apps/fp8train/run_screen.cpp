@@ -47,6 +47,9 @@ std::vector<std::string> fields_of(const StepMetrics& metrics) {
   }
   if (metrics.experts) {
     fields.push_back(fmt::format("dropped {:.2f}%", 100 * metrics.experts->dropped));
+    if (metrics.experts->balance_loss) {
+      fields.push_back(fmt::format("balance loss {:.4f}", *metrics.experts->balance_loss));
+    }
   }
   if (metrics.scaling != nullptr) {
     fields.push_back(fmt::format("{} sat {:.2f}% under {:.2f}%", metrics.scaling->formats,

@@ -120,6 +120,9 @@ class Megatron : public Program {
       format(entry);
       return;
     }
+    if (entry.name == "moe_router_load_balancing_type") {
+      balancing_ = entry;
+    }
     pass_.key(entry, kTable, [this](const Entry& it) {
       it.name == "moe_layer_freq"           ? expert_layers(it)
       : it.name == "moe_router_pre_softmax" ? static_cast<void>(pre_softmax_ = it)
@@ -156,12 +159,7 @@ class Megatron : public Program {
  private:
   /// With sigmoids the scores of several experts are always divided by their sum.
   void finish_router() {
-    const YamlNode* const type = value_of(pass_.root(), "moe_router_load_balancing_type");
-    const bool is_off = type != nullptr && simplified(type->text) == "none";
-    if (balance_) {
-      pass_.put("moe.balance_loss", *balance_,
-                is_off ? value("0", balance_->node) : balance_->node);
-    }
+    finish_balance();
     const YamlNode* const score = pass_.value_for("model.scoring_func");
     const bool is_sigmoid = score != nullptr && score->text == "sigmoid";
     if (pre_softmax_ && is_sigmoid) {
@@ -176,6 +174,25 @@ class Megatron : public Program {
       pass_.tell(
           "moe_expert_capacity_factor is not given: no token is dropped in Megatron then, and here "
           "experts have memory for moe.capacity_factor times the mean");
+    }
+  }
+
+  /// A kind of balance and its weight may come from different sources.
+  void finish_balance() {
+    const bool was_off = pass_.state.without_balance;
+    if (balancing_ && balancing_->node.kind == Kind::scalar) {
+      pass_.state.without_balance = simplified(balancing_->node.text) == "none";
+    }
+    if (balance_) {
+      pass_.state.balance = balance_->node.text;
+    }
+    const Entry* const entry = balance_ ? &*balance_ : balancing_ ? &*balancing_ : nullptr;
+    if (entry != nullptr && pass_.state.without_balance) {
+      pass_.put("moe.balance_loss", *entry, "0");
+    } else if (balance_) {
+      pass_.put("moe.balance_loss", *balance_, balance_->node);
+    } else if (was_off && !pass_.state.without_balance && pass_.state.balance) {
+      pass_.put("moe.balance_loss", *balancing_, *pass_.state.balance);
     }
   }
 
@@ -254,7 +271,7 @@ class Megatron : public Program {
   }
 
   std::optional<Entry> context_;  // context_parallel_size above 1
-  std::optional<Entry> pre_softmax_, balance_;
+  std::optional<Entry> pre_softmax_, balance_, balancing_;
   std::vector<Entry> counts_;    // num_layers_at_..._in_bf16
   std::optional<Entry> blocks_;  // first_last_layers_bf16
   bool exempts_blocks_ = false;

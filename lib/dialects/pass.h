@@ -117,7 +117,9 @@ struct State {
   std::vector<Half> halves;    ///< fp16.enabled or bf16.enabled of DeepSpeed
   std::vector<Default> defaults;
   std::optional<ForeignKeys::Included> included;
-  int64_t processes = 0;  ///< as a file states it; 0: none does
+  int64_t processes = 0;               ///< as a file states it; 0: none does
+  std::optional<std::string> balance;  ///< Megatron's moe_aux_loss_coeff
+  bool without_balance = false;        ///< its moe_router_load_balancing_type is none
 };
 
 class Pass;

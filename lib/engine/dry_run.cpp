@@ -209,7 +209,7 @@ class RankDryRun {
       if (logged) {
         log.emplace(meta_, dry_run_.calls);
       }
-      step(0, false);
+      step(engine_.settings().step.decoder.moe.capacity_warmup, false);
     }
     Counted whole = counted();
     if (repeated_.times > 0 && begins_.size() > repeated_.end) {

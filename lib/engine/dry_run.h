@@ -48,7 +48,8 @@ struct StageRuns {
 StageRuns dry_run_stages(const EngineSettings& settings, int ranks_of_stage,
                          const std::function<DryRunStep(int rank)>& of_rank);
 
-/// Runs training steps, if the engine trains, and evaluation batches of one of `ranks` on a meta
+/// Runs training steps, if the engine trains, of which the largest decide the memory, and one after
+/// a warm-up of experts' capacities the work, and evaluation batches of one of `ranks` on a meta
 /// device with the traits of the device that the run will use.
 DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& traits,
                         const Topology& ranks = {}, int rank = 0);

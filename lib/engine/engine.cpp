@@ -102,7 +102,7 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
   settings_.step.cuda_graphs = settings.step.cuda_graphs && strategy_->can_be_recorded() &&
                                stage_ == nullptr && tensor_ranks_ == nullptr &&
                                context_ranks_ == nullptr && expert_ranks_ == nullptr &&
-                               model_.offload() == nullptr;
+                               model_.offload() == nullptr && !settings.step.decoder.moe.dropless;
   strategy_->attach(device, model_.parameters(), model_.scaling().amax());
   device.fill_zero(totals_.data(), totals_.bytes());
 }
@@ -202,6 +202,7 @@ LossReport Engine::read_totals(int slot, const SectionSeconds& seconds,
 
 void Engine::enter_step(int64_t step_index) {
   plain_ = settings_.is_plain(step_index);
+  model_.enter_step(step_index);
 }
 
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
@@ -236,7 +237,8 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
   if (windows == FirstWindows::some) {
     work();  // there are many such sets of slots, each for a few steps
   } else {
-    run(micro_batches_[{collect_statistics, position.first, plain_, windows, due}], work);
+    const bool warms_up = settings_.step.decoder.moe.warms_up(step_index);
+    run(micro_batches_[{collect_statistics, position.first, plain_, warms_up, windows, due}], work);
   }
   scaling.note_update(due);
 }

@@ -154,7 +154,8 @@ class Engine {
 
   /// Whether evaluations and samples run without scaled GEMMs now.
   bool plain() const { return plain_; }
-  /// Decides whether the GEMMs of this step are scaled. Evaluations after it do the same.
+  /// Decides whether the GEMMs of this step are scaled, as in evaluations after it, and sets the
+  /// capacities of experts.
   void enter_step(int64_t step_index);
 
   /// Sets the scales of delayed plans from a batch without training: a forward and backward pass
@@ -176,9 +177,13 @@ class Engine {
   /// Collective.
   StageWaits take_stage_waits();
 
-  /// Returns the loads of the last step, of a model with experts that trains. Waits for the device.
-  /// Collective.
+  /// Returns the loads of the last step, of a model with experts that trains, and the losses of
+  /// its routers. Waits for the device. Collective.
   ExpertLoads expert_loads();
+
+  /// Reads scales, statistics and samples of all slots, those of experts from the ranks that have
+  /// them. Waits for the device. Collective.
+  std::vector<SlotReport> slot_reports();
 
   /// Returns the losses of the steps since the last call, over all ranks, in nats per target; waits
   /// for the device. Collective. At most EngineSettings::loss_history steps lie between two calls.
@@ -213,7 +218,7 @@ class Engine {
   };
   /// The key of a recording: micro-batches of the same form replay the same one.
   struct Form {
-    bool collects_statistics, overwrites_gradients, plain;
+    bool collects_statistics, overwrites_gradients, plain, warms_up;
     FirstWindows windows;  ///< none or all: micro-batches between are not recorded
     uint64_t due;          ///< scales
 
@@ -257,6 +262,7 @@ class Engine {
   void clear_step();
   /// Of the ranks with the same blocks, int64 [ranks, blocks with experts, E + 1].
   View loads_of_ranks();
+  void read_router_losses(ExpertLoads& loads) const;
   double evaluation_drops() const;
   void balance_experts();
   void step_optimizer(bool collect_statistics);

@@ -73,6 +73,14 @@ ExpertShare expert_share(const EngineSettings& settings, const Mesh& mesh, bool 
   if (share.ranks > 1 && experts == 0) {
     throw ConfigError("parallelism.expert: the model has no experts; remove it");
   }
+  if (share.ranks > 1 && settings.step.decoder.moe.dropless) {
+    const MoeShape& shape = settings.model.moe;
+    throw ConfigError(fmt::format(
+        "moe.dropless: no bound holds for the rows that ranks with different experts get from "
+        "others; take parallelism.expert 1, or moe.capacity_factor {:g}, with which none is "
+        "dropped",
+        static_cast<double>(shape.experts) / static_cast<double>(shape.per_token)));
+  }
   if (experts % share.ranks != 0) {
     throw ConfigError(fmt::format(
         "parallelism.expert is {}, which does not divide model.num_experts {}; the nearest size "

@@ -1,6 +1,7 @@
 // The loads of experts, as an Engine sees them.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -31,6 +32,9 @@ void Engine::clear_step() {
   optimizer().clear_gradients(device_->stream());
   if (const View loads = model_.expert_loads(); !loads.empty()) {
     device_->fill_zero(loads.data, loads.bytes());
+  }
+  if (double* const losses = model_.router_losses(); losses != nullptr) {
+    device_->fill_zero(losses, 2 * sizeof(double));
   }
 }
 
@@ -132,7 +136,71 @@ ExpertLoads Engine::expert_loads() {
   loads.padding = 1.0 - static_cast<double>(all.choices - all.dropped) / rows;
   loads.most = all.most;
   loads.least = all.choices == 0 ? 0.0 : all.least;
+  read_router_losses(loads);
   return loads;
+}
+
+void Engine::read_router_losses(ExpertLoads& loads) const {
+  using Losses = std::array<double, 2>;
+  const MoeSettings& moe = settings_.step.decoder.moe;
+  if (!moe.has_losses()) {
+    return;
+  }
+  Losses own = {};
+  if (const double* const sums = model_.router_losses(); sums != nullptr) {
+    device_->copy_to_host(own.data(), sums, sizeof(own));
+  }
+  Losses means = {};
+  const auto positions = static_cast<double>(settings_.step.gradient_accumulation_steps *
+                                             settings_.rows_of_rank() * mesh().size(Group::state));
+  for (const Losses& of_rank : mesh().gather_values(own)) {
+    means[0] += of_rank[0] / positions;
+    means[1] += of_rank[1] / positions;
+  }
+  loads.balance_loss = moe.balance_loss != 0 ? std::optional(means[0]) : std::nullopt;
+  loads.z_loss = moe.z_loss != 0 ? std::optional(means[1]) : std::nullopt;
+}
+
+std::vector<SlotReport> Engine::slot_reports() {
+  struct Numbers {
+    float scale;
+    ops::QuantizeStatistics statistics;
+    CastSample sample;
+  };
+  std::vector<SlotReport> reports = model_.scaling().report();
+  Communicator* const ranks = mesh().group(Group::expert);
+  if (ranks == nullptr) {
+    return reports;
+  }
+  const int64_t own = settings_.model.moe.experts / ranks->size();
+  std::vector<std::vector<SlotReport*>> by_rank(static_cast<size_t>(ranks->size()));
+  for (SlotReport& report : reports) {
+    if (const int64_t expert = expert_of(report.slot->layer); expert >= 0) {
+      by_rank[static_cast<size_t>(expert / own)].push_back(&report);
+    }
+  }
+  std::vector<Numbers> sent;
+  for (const SlotReport* report : by_rank[static_cast<size_t>(ranks->rank())]) {
+    sent.push_back({report->scale, report->statistics, report->sample});
+  }
+  std::vector<Numbers> all(sent.size() * by_rank.size());
+  if (!all.empty()) {
+    ranks
+        ->all_gather(Communicator::host_stream(), sent.data(), all.data(),
+                     sent.size() * sizeof(Numbers))
+        .wait();
+  }
+  auto next = all.begin();
+  for (const std::vector<SlotReport*>& of_rank : by_rank) {
+    check(of_rank.size() == sent.size(), "ranks have as many slots of experts each");
+    for (SlotReport* report : of_rank) {
+      report->scale = next->scale;
+      report->statistics = next->statistics;
+      report->sample = next->sample;
+      ++next;
+    }
+  }
+  return reports;
 }
 
 }  // namespace fp8train

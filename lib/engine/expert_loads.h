@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,9 @@ struct ExpertLoads {
   double most = 0, least = 0;
   /// Of each expert in this rank's blocks with experts, [blocks][experts].
   std::vector<std::vector<int64_t>> choices;
+  /// Routers add these to the loss: means over all tokens of a step that collects statistics;
+  /// nothing where MoeSettings::balance_loss or z_loss is 0.
+  std::optional<double> balance_loss, z_loss;
 
   /// Returns the choices of each expert in percent of the mean of its block, and the number of the
   /// block among those with experts. Blocks below the lowest that is trained have none.

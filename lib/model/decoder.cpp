@@ -168,7 +168,7 @@ void Decoder::add_head(const DecoderOptions& options) {
   }
 }
 
-void Decoder::allocate_loads(bool trains) {
+void Decoder::allocate_loads(bool trains, bool has_losses) {
   const int64_t layers =
       std::ranges::count_if(blocks_, [](Block& block) { return block.moe() != nullptr; });
   if (layers == 0) {
@@ -182,6 +182,10 @@ void Decoder::allocate_loads(bool trains) {
   if (trains) {
     allocate(loads_);
   }
+  if (trains && has_losses) {
+    router_losses_ = Buffer(*device_, 2 * sizeof(double), MemoryCategory::batch);
+    device_->fill_zero(router_losses_.data(), router_losses_.bytes());
+  }
   int64_t layer = 0;
   const auto of_layer = [&](const View& loads) {
     return loads.empty() ? View() : reshaped(rows_of(loads, layer, 1), {loads.shape.back()});
@@ -189,6 +193,7 @@ void Decoder::allocate_loads(bool trains) {
   for (Block& block : blocks_) {
     if (block.moe() != nullptr) {
       block.moe()->set_loads(of_layer(loads_.view()), of_layer(evaluation_loads_.view()));
+      block.moe()->set_losses(router_losses());
       ++layer;
     }
   }
@@ -203,7 +208,7 @@ void Decoder::allocate(const DecoderOptions& options) {
   if (config_.positions == PositionKind::rope) {
     fill_rotary_tables();
   }
-  allocate_loads(options.gradients);
+  allocate_loads(options.gradients, options.settings.moe.has_losses());
 }
 
 void Decoder::fill_rotary_tables() {

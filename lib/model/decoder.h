@@ -102,6 +102,8 @@ class Decoder {
   const ModelPart& part() const { return part_; }
   const TensorShare& tensor_share() const { return tensor_; }
   const ExpertShare& expert_share() const { return experts_; }
+  /// Returns the names of all parameters without gradients, also of those that other ranks have.
+  const std::vector<std::string>& frozen() const { return frozen_; }
   /// Returns null if activations stay on the device.
   SavedOffload* offload() const { return offload_.get(); }
   /// Returns the plans of the whole model's layers.
@@ -157,6 +159,11 @@ class Decoder {
   View expert_loads() const { return loads_.view(); }
   /// Returns those of the passes that train nothing.
   View evaluation_loads() const { return evaluation_loads_.view(); }
+  /// Returns double [2] in device memory, to which all blocks add (Moe::set_losses()); null: their
+  /// routers have no losses.
+  double* router_losses() const { return static_cast<double*>(router_losses_.data()); }
+  /// Sets the capacities of experts in a step, from 0.
+  void enter_step(int64_t step);
   /// Returns the rows that the experts of this part have for a micro-batch of `tokens`.
   int64_t expert_rows(int64_t tokens);
   /// Moves the biases of routers, or this rank's parts of them. loads: those of all ranks with the
@@ -223,7 +230,7 @@ class Decoder {
   Mlp make_mlp(const std::string& name, const SavedFormat& pre_activation);
   Moe make_moe(const std::string& name, const MoeSettings& settings,
                const SavedFormat& pre_activation);
-  void allocate_loads(bool trains);
+  void allocate_loads(bool trains, bool has_losses);
   ParameterFormats formats_of(const LinearPlan& linear) const;
   ParameterFormats head_formats() const;
   /// The part of the next parameter that this rank has.
@@ -258,10 +265,12 @@ class Decoder {
   Parameter* positions_ = nullptr;
   size_t first_trained_ = 0;                     ///< unit: backward ends with it
   std::vector<const Parameter*> frozen_biases_;  ///< of routers
+  std::vector<std::string> frozen_;
   std::unique_ptr<SavedOffload> offload_;
   std::vector<Block> blocks_;
   Tensor loads_;  ///< int64 [blocks with experts, E + 1], of Moe; none where nothing trains
   Tensor evaluation_loads_;  ///< the same of passes that train nothing
+  Buffer router_losses_;
   std::unique_ptr<Norm> final_norm_;
   std::unique_ptr<Head> head_;
 };

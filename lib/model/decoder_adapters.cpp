@@ -92,6 +92,9 @@ void Decoder::freeze(const std::vector<std::string>& patterns) {
   int64_t first = std::numeric_limits<int64_t>::max();  // block, in which something trains
   for (const std::string& name : names) {
     first = trains(name) ? std::min(first, block_of(name, config_)) : first;
+    if (!trains(name) || name.ends_with(".router.bias")) {
+      frozen_.push_back(name);
+    }
   }
   if (first > config_.num_hidden_layers) {
     throw KeyError("training.frozen", ": its patterns match all parameters; leave some to train");

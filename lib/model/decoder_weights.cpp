@@ -89,10 +89,18 @@ void Decoder::begin_gradients(const StepContext& context, size_t unit) const {
   }
 }
 
+void Decoder::enter_step(int64_t step) {
+  for (Block& block : blocks_) {
+    if (block.moe() != nullptr) {
+      block.moe()->enter_step(step);
+    }
+  }
+}
+
 int64_t Decoder::expert_rows(int64_t tokens) {
   int64_t rows = 0;
   for (Block& block : blocks_) {
-    rows += block.moe() == nullptr ? 0 : config_.moe.experts * block.moe()->capacity(tokens, true);
+    rows += block.moe() == nullptr ? 0 : block.moe()->slots(tokens, true);
   }
   return rows;
 }

@@ -11,9 +11,8 @@
 #include "device/device_questions.h"
 #include "device/meta/repeated_calls.h"
 #include "nn/partial_gradient.h"
-#include "ops/attention/copy_rows.h"
-#include "ops/cast/scale_blocks.h"
 #include "ops/gemm/gemm.h"
+#include "ops/loss/cross_entropy.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/routing/token_rows.h"
 
@@ -40,11 +39,11 @@ bool are_alike(const std::vector<Mlp>& experts) {
   });
 }
 
-/// Runs each of `experts`, given its index. A dry run of many that are alike runs the first, whose
-/// calls and memory count for all.
+/// Runs each of `experts`, given its index. A dry run of many that are alike runs the first
+/// `different` ones, of which the last one's calls and memory count for the rest.
 template <typename Run>
 void for_each_expert(const StepContext& context, const std::vector<Mlp>& experts, bool backward,
-                     const Run& run) {
+                     size_t different, const Run& run) {
   const size_t count = experts.size();
   if (!counts_only(*context.device) || !are_alike(experts)) {
     for (size_t i = 0; i < count; ++i) {
@@ -52,22 +51,30 @@ void for_each_expert(const StepContext& context, const std::vector<Mlp>& experts
     }
     return;
   }
+  for (size_t i = 0; i + 1 < different; ++i) {
+    run(i);
+  }
+  const size_t last = different - 1;
   const std::set<Arena*> arenas = {context.saved, context.scratch, context.held};
   std::vector<Arena::Mark> before;
   for (const Arena* arena : arenas) {
     before.push_back(arena == nullptr ? 0 : arena->mark());
   }
   {
-    const RepeatedCalls repeated(context.stream, static_cast<int64_t>(count));
-    run(0);
+    const RepeatedCalls repeated(context.stream, static_cast<int64_t>(count - last));
+    run(last);
   }
   size_t i = 0;
   for (Arena* arena : arenas) {
     if (const size_t begin = before[i++]; arena != nullptr) {
-      arena->allocate((count - 1) * (arena->mark() - begin));
+      arena->allocate((count - 1 - last) * (arena->mark() - begin));
     }
   }
 }
+
+/// Of a dropless expert a multiple: tiles of scales have as many rows, and tensors of experts need
+/// no more memory than one of all their rows, since arenas align none of them up.
+constexpr int64_t kAlignedRows = 128;
 
 constexpr int64_t kUntrainedRows = 256;  // that no expert drops any of, in a pass without training
 
@@ -109,6 +116,9 @@ Moe::Moe(const MoeShape& shape, const MoeSettings& settings, Router router,
       experts_(std::move(experts)),
       shared_(std::move(shared)),
       dispatch_(dispatch.format) {
+  if (settings_.dropless) {
+    multiple_ = kAlignedRows;
+  }
   for (const Mlp& expert : experts_) {
     for (const Linear* linear : {&expert.up(), &expert.down()}) {
       multiple_ = std::max(multiple_, linear->plan().wgrad.k_multiple());
@@ -121,13 +131,22 @@ Moe::Moe(const MoeShape& shape, const MoeSettings& settings, Router router,
 }
 
 int64_t Moe::capacity(int64_t rows, bool trains) const {
+  if (settings_.dropless) {
+    return dropless(rows).largest();
+  }
   const double mean =
       static_cast<double>(shape_.per_token * rows) / static_cast<double>(shape_.experts);
-  const double factor = settings_.capacity_factor * (trains ? 1.0 : 2.0);
+  const double factor = !trains     ? 2.0 * settings_.capacity_factor
+                        : warms_up_ ? settings_.warmup_capacity_factor
+                                    : settings_.capacity_factor;
   const int64_t least = trains ? 1 : kUntrainedRows;
   const double wanted = std::max(std::ceil(factor * mean), static_cast<double>(least));
   return round_up(wanted < static_cast<double>(rows) ? static_cast<int64_t>(wanted) : rows,
                   multiple_);
+}
+
+int64_t Moe::slots(int64_t rows, bool trains) const {
+  return settings_.dropless ? dropless(rows).bound() : shape_.experts * capacity(rows, trains);
 }
 
 InputTensor Moe::allocate_input(const StepContext& context, const View& y) const {
@@ -149,8 +168,43 @@ Arena& Moe::memory_of_inputs(const StepContext& context) const {
   return *context.scratch;
 }
 
+/// Sets the rows of each expert here, and returns those of a dropless mixture on the device; empty:
+/// all have equally many.
+View Moe::find_begins(const StepContext& context, Saved& saved) const {
+  const int64_t slots = saved.sources.count();
+  saved.begins.clear();
+  if (!settings_.dropless) {
+    const auto experts = std::ssize(experts_);
+    for (int64_t i = 0; i <= experts; ++i) {
+      saved.begins.push_back(i * (slots / experts));
+    }
+    return {};
+  }
+  const DroplessRows own = dropless(saved.chosen.shape.rows());
+  const View counts = allocate(*context.scratch, DType::f32, {1, shape_.experts});
+  ops::count_choices(context.stream, saved.chosen, counts);
+  std::vector<float> tokens(static_cast<size_t>(shape_.experts));
+  copy_to_host(*context.device, tokens.data(), counts);
+  int64_t end = 0;
+  for (const float of_expert : tokens) {
+    saved.begins.push_back(end);
+    if (counts_only(*context.device)) {
+      end += end == 0 ? own.largest() : own.other();
+    } else {
+      end += own.of_expert(static_cast<int64_t>(of_expert));
+    }
+  }
+  check(end <= slots, "a dropless mixture has slots for all choices");
+  saved.begins.push_back(end);
+  std::vector<int32_t> begins(saved.begins.begin(), saved.begins.end());
+  begins.back() = static_cast<int32_t>(slots);  // those behind the last expert's are unused
+  const View on_device = allocate(*context.scratch, DType::i32, {shape_.experts + 1});
+  copy_from_host(*context.device, on_device, begins.data());
+  return on_device;
+}
+
 /// Runs the router, up to the slots of experts.
-void Moe::choose(const StepContext& context, Saved& saved, int64_t capacity) const {
+void Moe::choose(const StepContext& context, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   ops::gemm(context.stream, {.a = {.plain = in_fp32(context, saved.x)},
                              .b = {.plain = router_.weight->value, .transposed = true},
@@ -164,79 +218,10 @@ void Moe::choose(const StepContext& context, Saved& saved, int64_t capacity) con
               .probabilities = saved.probabilities});
   ops::assign_slots(context.stream, {.chosen = saved.chosen,
                                      .experts = shape_.experts,
-                                     .capacity = capacity,
+                                     .capacity = saved.sources.count() / shape_.experts,
+                                     .begins = find_begins(context, saved),
                                      .slots = saved.slots,
                                      .sources = saved.sources});
-}
-
-/// From blocks of rows by the rank of their tokens, and then by expert, to blocks by expert, and
-/// then by rank; or back.
-void Moe::copy_blocks(const StepContext& context, const View& by_rank, const View& by_expert,
-                      bool to_experts) const {
-  const int64_t ranks = context.expert_ranks->ranks();
-  const int64_t experts = std::ssize(experts_);
-  const int64_t width = by_rank.shape.back();
-  const int64_t rows = by_rank.shape.rows() / (ranks * experts);
-  const std::array<int64_t, 3> strides[] = {{experts * rows * width, rows * width, width},
-                                            {rows * width, ranks * rows * width, width}};
-  ops::copy_rows(context.stream, {.from = (to_experts ? by_rank : by_expert).data,
-                                  .to = (to_experts ? by_expert : by_rank).data,
-                                  .dtype = by_rank.dtype,
-                                  .extents = {ranks, experts, rows},
-                                  .width = width,
-                                  .from_strides = strides[to_experts ? 0 : 1],
-                                  .to_strides = strides[to_experts ? 1 : 0]});
-}
-
-/// `received` may be `sent`.
-void Moe::swap_to_experts(const StepContext& context, const View& sent,
-                          const View& received) const {
-  ArenaScope scope(*context.scratch);
-  const View by_rank = allocate(*context.scratch, sent.dtype, sent.shape);
-  context.expert_ranks->swap(context, sent, by_rank);
-  copy_blocks(context, by_rank, received, true);
-}
-
-/// Replaces the rows of all experts for this rank's tokens, [E * capacity, C], by those of its
-/// experts for all ranks' tokens.
-void Moe::send(const StepContext& context, const View& rows) const {
-  if (context.expert_ranks == nullptr) {
-    return;
-  }
-  if (dispatch_.in_forward(context)) {
-    return send_codes(context, rows);
-  }
-  swap_to_experts(context, rows, rows);
-}
-
-/// The same in codes, of which the casts of experts make their own.
-void Moe::send_codes(const StepContext& context, const View& rows) const {
-  ArenaScope scope(*context.scratch);
-  const Shape matrix = {rows.shape.rows(), rows.shape.back()};
-  const ops::ScaleGrid grid =
-      ops::scale_grid(dispatch_.format.block, matrix.rows(), matrix.back(), ScaleLayout::row_major);
-  const auto memory = [&] {
-    QuantizedTensor codes = {.format = dispatch_.format};
-    codes.rowwise = {.codes = allocate(*context.scratch, dispatch_.format.dtype, matrix),
-                     .scale_inv = allocate(*context.scratch, DType::f32,
-                                           {matrix.rows(), grid.count / matrix.rows()})};
-    return codes;
-  };
-  const QuantizedTensor sent = memory();
-  const QuantizedTensor received = memory();
-  ops::quantize(context.stream, rows, sent, nullptr, nullptr);
-  swap_to_experts(context, sent.rowwise.codes, received.rowwise.codes);
-  swap_to_experts(context, sent.rowwise.scale_inv, received.rowwise.scale_inv);
-  ops::dequantize(context.stream, received, rows);
-}
-
-void Moe::send_back(const StepContext& context, const View& rows) const {
-  if (context.expert_ranks != nullptr) {
-    ArenaScope scope(*context.scratch);
-    const View sent = allocate(*context.scratch, rows.dtype, rows.shape);
-    copy_blocks(context, sent, rows, false);
-    context.expert_ranks->swap(context, sent, rows);
-  }
 }
 
 void Moe::forward(const StepContext& context, const InputTensor& x, View y, Saved& saved) const {
@@ -244,7 +229,7 @@ void Moe::forward(const StepContext& context, const InputTensor& x, View y, Save
   const int64_t rows = y.shape.rows();
   const int64_t width = y.shape.back();
   const int64_t rows_of_expert = capacity(rows, context.training);
-  const int64_t slots = shape_.experts * rows_of_expert;
+  const int64_t slots = this->slots(rows, context.training);
   Arena& arena = context.training ? *context.saved : *context.scratch;
   const auto stored = [&](DType type, const Shape& extents) {
     return allocate(arena, type, extents);
@@ -256,7 +241,7 @@ void Moe::forward(const StepContext& context, const InputTensor& x, View y, Save
   saved.slots = stored(DType::i32, {rows, shape_.per_token});
   saved.sources = stored(DType::i32, {slots});
   saved.outputs = stored(y.dtype, {slots, width});
-  choose(context, saved, rows_of_expert);
+  choose(context, saved);
   const int64_t before = context.tensor_ranks == nullptr ? 0 : rows * context.tensor_ranks->rank();
   if (const int64_t counted = std::clamp<int64_t>(context.counted_rows - before, 0, rows);
       counted > 0 && !untrained_loads_.empty()) {
@@ -270,12 +255,10 @@ void Moe::forward(const StepContext& context, const InputTensor& x, View y, Save
         "a rank without all experts reaches the others");
   send(context, inputs);
   saved.experts.resize(experts_.size());
-  const int64_t of_ranks = slots / std::ssize(experts_);
   const StepContext own = of_experts(context);
-  for_each_expert(own, experts_, false, [&](size_t i) {
-    const int64_t first = static_cast<int64_t>(i) * of_ranks;
-    experts_[i].forward(own, rows_of(inputs, first, of_ranks),
-                        rows_of(saved.outputs, first, of_ranks), saved.experts[i]);
+  for_each_expert(own, experts_, false, different(), [&](size_t i) {
+    experts_[i].forward(own, of_expert(saved, inputs, i), of_expert(saved, saved.outputs, i),
+                        saved.experts[i]);
   });
   send_back(context, saved.outputs);
   if (shared_) {
@@ -302,7 +285,7 @@ std::pair<View, int64_t> Moe::count(const StepContext& context, int64_t batch,
   ops::fill(context.stream, all, 0.0F);
   ops::count_choices(context.stream, saved.chosen, counts);
   if (!loads_.empty()) {
-    ops::add_loads(context.stream, counts, saved.sources.count() / shape_.experts, loads_);
+    ops::add_loads(context.stream, counts, capacity(saved.chosen.shape.rows(), true), loads_);
   }
   if (balances() && ranks > batch) {
     rows->sum(context, all);
@@ -315,6 +298,16 @@ std::pair<View, int64_t> Moe::count(const StepContext& context, int64_t batch,
           std::max<int64_t>(ranks / batch, 1) * (sequences == nullptr ? 1 : sequences->ranks())};
 }
 
+/// losses: fp32 [2, rows], of each token.
+void Moe::add_losses(const StepContext& context, const View& losses, const Saved& saved) const {
+  const int64_t rows = losses.shape.back();
+  const View no_targets = {saved.chosen.data, DType::i32, {rows}};  // which are not counted
+  for (int64_t i = 0; i < 2; ++i) {
+    ops::accumulate_loss(context.stream, reshaped(rows_of(losses, i, 1), {rows}), no_targets,
+                         losses_ + i, nullptr);
+  }
+}
+
 /// Returns the gradient of x, fp32 in scratch, and adds to that of the weight.
 View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t batch,
                              const Saved& saved) const {
@@ -324,6 +317,9 @@ View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t b
   ops::dot_rows(context.stream, dy, saved.outputs, saved.slots, products);
   const auto [counts, ranks_of_sequence] = count(context, batch, saved);
   const View d_logits = allocate(*context.scratch, DType::f32, saved.logits.shape);
+  const bool sums = context.collect_statistics && losses_ != nullptr && settings_.has_losses();
+  const View losses =
+      sums ? allocate(*context.scratch, DType::f32, {2, saved.x.shape.rows()}) : View{};
   ops::route_backward(context.stream, {.rule = rule_of(shape_),
                                        .logits = saved.logits,
                                        .chosen = saved.chosen,
@@ -334,7 +330,11 @@ View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t b
                                        .balance_loss = static_cast<float>(settings_.balance_loss),
                                        .z_loss = static_cast<float>(settings_.z_loss),
                                        .gradient_scale = context.loss_gradient.loss_scale,
-                                       .gradient_factor = context.loss_gradient.factor});
+                                       .gradient_factor = context.loss_gradient.factor,
+                                       .losses = losses});
+  if (sums) {
+    add_losses(context, losses, saved);
+  }
   const Parameter& weight = *router_.weight;
   if (weight.trained) {
     const ConstView x = in_fp32(context, saved.x);
@@ -363,11 +363,10 @@ void Moe::backward(const StepContext& context, ConstView dy, View dx, int64_t ba
   ops::send_rows(context.stream, dy, saved.sources, saved.probabilities, true, gradients);
   send(context, gradients);
   const StepContext own = of_experts(context);
-  const int64_t rows = saved.sources.count() / std::ssize(experts_);
-  for_each_expert(own, experts_, true, [&](size_t i) {
+  for_each_expert(own, experts_, true, different(), [&](size_t i) {
     // That of the input replaces that of the output, which has been read by then.
-    const View of_expert = rows_of(gradients, static_cast<int64_t>(i) * rows, rows);
-    experts_[i].backward(own, of_expert, of_expert, saved.experts[i]);
+    const View rows = of_expert(saved, gradients, i);
+    experts_[i].backward(own, rows, rows, saved.experts[i]);
   });
   send_back(context, gradients);
   ops::return_rows(context.stream, {.x = gradients,
@@ -383,7 +382,7 @@ void Moe::add_weight_gradients(const StepContext& context, const Saved& saved) c
     shared_->add_weight_gradients(context, saved.shared);
   }
   const StepContext own = of_experts(context);
-  for_each_expert(own, experts_, true,
+  for_each_expert(own, experts_, true, different(),
                   [&](size_t i) { experts_[i].add_weight_gradients(own, saved.experts[i]); });
 }
 

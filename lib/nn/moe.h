@@ -2,9 +2,11 @@
 // A mixture of experts in place of the feed-forward layer of a block. A router chooses the experts
 // of each token. An expert is an Mlp that processes the rows of its tokens, and rows of zeros
 // behind them: it has memory for a number of rows that is known before (capacity()), a multiple of
-// what its plan's wgrad contracts. Tokens that come after them are dropped. The outputs of a
-// token's experts, times the router's probabilities, are added in the order of choice, and to that
-// of an expert that processes all tokens, if there is one.
+// what its plan's wgrad contracts. Tokens that come after them are dropped. In a dropless mixture
+// the host reads how many tokens each expert has, and the rows of all experts have memory for any
+// such numbers (slots()). The outputs of a token's experts, times the router's probabilities, are
+// added in the order of choice, and to that of an expert that processes all tokens, if there is
+// one.
 //
 // Ranks of Group::expert have different experts. Each has the router, and a capacity of each expert
 // for its own tokens; it sends the rows of experts to the ranks that have them, and gets back what
@@ -18,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "nn/dropless_rows.h"
 #include "nn/mlp.h"
 #include "nn/moe_shape.h"
 #include "nn/parameter.h"
@@ -33,7 +36,8 @@ class Moe {
     ConstView x;                  ///< [rows, C]
     View logits, probabilities;   ///< fp32 [rows, E] and [rows, k]
     View chosen, slots, sources;  ///< of ops::SlotAssignment
-    View outputs;                 ///< [E * capacity, C], of the experts, for this rank's tokens
+    View outputs;                 ///< [slots, C], of the experts, for this rank's tokens
+    std::vector<int64_t> begins;  ///< of the rows of each expert here, and the end of the last
     std::vector<Mlp::Saved> experts;
     Mlp::Saved shared;
   };
@@ -71,6 +75,9 @@ class Moe {
     loads_ = loads;
     untrained_loads_ = untrained;
   }
+  /// double [2], device memory: backward passes that collect statistics add the balance losses and
+  /// the z losses of all tokens.
+  void set_losses(double* sums) { losses_ = sums; }
 
   /// Allocates an input of the type and the shape of y.
   InputTensor allocate_input(const StepContext& context, const View& y) const;
@@ -81,11 +88,20 @@ class Moe {
                 Saved& saved) const;
   void add_weight_gradients(const StepContext& context, const Saved& saved) const;
 
-  /// Returns the rows of an expert for the `rows` tokens of a rank.
+  /// Sets the capacity of training passes in a step, from 0.
+  void enter_step(int64_t step) { warms_up_ = settings_.warms_up(step); }
+  /// Returns the rows of an expert for the `rows` tokens of a rank, in this step; of a dropless
+  /// mixture those that no expert has more of.
   int64_t capacity(int64_t rows, bool trains) const;
+  /// Returns the rows of all experts together for them.
+  int64_t slots(int64_t rows, bool trains) const;
 
  private:
-  void choose(const StepContext& context, Saved& saved, int64_t capacity) const;
+  void choose(const StepContext& context, Saved& saved) const;
+  DroplessRows dropless(int64_t rows) const {
+    return {shape_.experts, shape_.per_token, rows, multiple_};
+  }
+  View find_begins(const StepContext& context, Saved& saved) const;
   Arena& memory_of_inputs(const StepContext& context) const;
   void send(const StepContext& context, const View& rows) const;
   void send_back(const StepContext& context, const View& rows) const;
@@ -93,7 +109,13 @@ class Moe {
   void swap_to_experts(const StepContext& context, const View& sent, const View& received) const;
   void copy_blocks(const StepContext& context, const View& by_rank, const View& by_expert,
                    bool to_experts) const;
+  /// Experts of which a dry run does not find equal numbers of rows, and one more.
+  size_t different() const { return settings_.dropless && experts_.size() > 1 ? 2 : 1; }
+  static View of_expert(const Saved& saved, const View& rows, size_t i) {
+    return rows_of(rows, saved.begins[i], saved.begins[i + 1] - saved.begins[i]);
+  }
   bool balances() const { return settings_.balance_loss != 0.0; }
+  void add_losses(const StepContext& context, const View& losses, const Saved& saved) const;
   std::pair<View, int64_t> count(const StepContext& context, int64_t batch,
                                  const Saved& saved) const;
   View backward_of_router(const StepContext& context, ConstView dy, int64_t batch,
@@ -106,7 +128,9 @@ class Moe {
   std::optional<Mlp> shared_;
   SavedFormat dispatch_;
   int64_t multiple_ = 16;  ///< of a capacity
+  bool warms_up_ = false;
   View loads_, untrained_loads_;
+  double* losses_ = nullptr;
 };
 
 }  // namespace fp8train

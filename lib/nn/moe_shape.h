@@ -2,6 +2,8 @@
 // The shape of a mixture of experts (nn/moe.h), how its router chooses, and how it is trained.
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 namespace fp8train {
 
@@ -37,6 +39,13 @@ struct ExpertShare {
   bool counts_experts = true, counts_others = true;
 };
 
+/// Returns the number of an expert in a name such as "layers.0.mlp.experts.3.up"; -1: none.
+inline int64_t expert_of(const std::string& name) {
+  constexpr std::string_view kExperts = ".experts.";
+  const size_t at = name.find(kExperts);
+  return at == std::string::npos ? -1 : std::stoll(name.substr(at + kExperts.size()));
+}
+
 /// How the experts of a model are trained (nn/moe.h); read if it has some.
 struct MoeSettings {
   /// The tokens that an expert has memory for in a micro-batch, as a multiple of the mean. Those
@@ -44,6 +53,13 @@ struct MoeSettings {
   /// none is ever dropped. Passes that train nothing have twice as much, and at least for 256
   /// tokens.
   double capacity_factor = 1.25;
+  /// An expert has as many rows as it has tokens, whatever their number: none is dropped. The rows
+  /// of all experts together are bounded, and memory is planned for the bound (Moe::slots()).
+  /// Factors of capacities are not read.
+  bool dropless = false;
+  /// The first steps, with another factor: untrained routers send much to few experts.
+  int64_t capacity_warmup = 0;
+  double warmup_capacity_factor = 2.0;
   double balance_loss = 0.0;  ///< weight of the loss of each layer whose experts' loads differ
   double z_loss = 0.0;        ///< weight of the squared log of the normalizer of router's scores
   /// A step changes each bias (MoeShape::has_bias) by this, towards equal loads.
@@ -52,6 +68,10 @@ struct MoeSettings {
   /// much in their first steps.
   double max_dropped = 1.0;
 
+  /// Whether a step (from 0) has warmup_capacity_factor.
+  bool warms_up(int64_t step) const { return step < capacity_warmup; }
+  /// Whether routers have losses of their own.
+  bool has_losses() const { return balance_loss != 0.0 || z_loss != 0.0; }
   bool operator==(const MoeSettings&) const = default;
 };
 

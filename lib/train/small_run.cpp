@@ -115,6 +115,7 @@ void narrow(EngineSettings& engine, int64_t divisor) {
   narrow_experts(model.moe, divisor, kBlock * parts);
   if (model.moe.experts > 0 && (layout.tensor > 1 || layout.context > 1)) {
     // A capacity is of a rank's tokens: what is dropped would be another part on one rank.
+    engine.step.decoder.moe.capacity_warmup = 0;
     double& factor = engine.step.decoder.moe.capacity_factor;
     factor = std::max(
         factor, static_cast<double>(model.moe.experts) / static_cast<double>(model.moe.per_token));

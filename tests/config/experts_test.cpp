@@ -77,9 +77,18 @@ TEST_CASE("keys of experts that are unknown, or that say something twice, are re
   const auto error = [&](const std::string& model, const std::string& moe) {
     return error_of("model: {preset: toy-moe" + model + "}\nmoe: {" + moe + "}\n" + data);
   };
-  CHECK_THAT(error("", "foo: 1"),
-             Contains("moe.foo: unknown key; there are: capacity_factor, balance_loss, z_loss, "
-                      "bias_rate, max_dropped"));
+  CHECK_THAT(
+      error("", "foo: 1"),
+      Contains("moe.foo: unknown key; there are: capacity_factor, capacity_warmup, "
+               "warmup_capacity_factor, dropless, balance_loss, z_loss, bias_rate, max_dropped"));
+  CHECK_THAT(error("", "capacity_warmup: 10, warmup_capacity_factor: 1"),
+             Contains("moe.warmup_capacity_factor: 1 is less than moe.capacity_factor 1.25"));
+  CHECK_THAT(error("", "warmup_capacity_factor: 3"),
+             Contains("moe.warmup_capacity_factor: has no meaning with moe.capacity_warmup: 0"));
+  CHECK_THAT(error("", "dropless: true, capacity_factor: 2"),
+             Contains("moe.capacity_factor: has no meaning with moe.dropless: true"));
+  CHECK(error("", "capacity_warmup: 10") == "loaded");
+  CHECK(error("", "dropless: true") == "loaded");
   CHECK_THAT(error(", n_shared_experts: 1, shared_expert_intermediate_size: 48", ""),
              Contains("model.n_shared_experts: model.shared_expert_intermediate_size describes the "
                       "same; remove one of them"));

@@ -300,6 +300,24 @@ expert_tensor_parallel_size: 1
             .step.decoder.moe.balance_loss == 0.0);
 }
 
+TEST_CASE("Megatron's balancing type none counts for every source and for a preset's default") {
+  const auto balance = [](const std::string& text, const std::vector<std::string>& sets) {
+    return load_text(text, sets).step.decoder.moe.balance_loss;
+  };
+  const std::string none = "moe_router_load_balancing_type: none\n";
+  const std::string preset =
+      "model: {preset: toy-moe}\ndata: {train: a.txt}\ntraining: {max_steps: 100}\n";
+  CHECK(balance(preset, {}) == 0.01);
+  CHECK(balance(preset + none, {}) == 0.0);
+  CHECK(balance(preset, {"moe_router_load_balancing_type=none"}) == 0.0);
+  CHECK(balance(preset + none, {"moe_aux_loss_coeff=0.02"}) == 0.0);
+  CHECK(balance(preset + "moe_aux_loss_coeff: 0.02\n", {"moe_router_load_balancing_type=none"}) ==
+        0.0);
+  CHECK(balance(preset + none + "moe_aux_loss_coeff: 0.02\n",
+                {"moe_router_load_balancing_type=aux_loss"}) == 0.02);
+  CHECK(balance(kBase + none, {}) == 0.0);  // of a model without experts
+}
+
 TEST_CASE("fp8 as a scalar is Megatron's format") {
   for (const char* format : {"hybrid", "e4m3", "\"hybrid\""}) {
     CAPTURE(format);

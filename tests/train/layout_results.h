@@ -26,6 +26,7 @@ struct Results {
   Wholes values, gradients;
   std::vector<double> losses, norms;
   std::vector<double> last_losses;  ///< as the last rank has them
+  ExpertLoads loads;                ///< of the last step, of a model with experts
   bool as_planned = true;           ///< the memory
   size_t amax_bytes = 0;            ///< of all slots
 };
@@ -69,7 +70,8 @@ inline void train(const EngineSettings& settings, Communicator* comm, int64_t st
   engine.reserve(dry_run.plan);
   engine.model().initialize(3);
   engine.weights_changed();
-  if (auto* const leaves_out = dynamic_cast<LeavesOut*>(comm); leaves_out != nullptr) {
+  auto* const leaves_out = dynamic_cast<LeavesOut*>(comm);
+  if (leaves_out != nullptr) {
     leaves_out->begin();
   }
   std::vector<double> losses, norms;
@@ -85,6 +87,10 @@ inline void train(const EngineSettings& settings, Communicator* comm, int64_t st
         step, 1e-3, true);
     losses.push_back(engine.step_loss().mean);
     norms.push_back(engine.optimizer().control().gradient_norm);
+  }
+  ExpertLoads loads;
+  if (settings.model.moe.experts > 0 && leaves_out == nullptr) {
+    loads = engine.expert_loads();
   }
   const std::vector<std::vector<float>> values = values_by_parameter(engine);
   const std::lock_guard lock(mutex);
@@ -110,6 +116,7 @@ inline void train(const EngineSettings& settings, Communicator* comm, int64_t st
   if (mesh.leads()) {
     results.losses = losses;
     results.norms = norms;
+    results.loads = loads;
   }
 }
 

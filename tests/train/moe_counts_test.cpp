@@ -15,6 +15,7 @@
 using namespace fp8train;
 using test::gradient_of;
 using test::named;
+using test::same_bits;
 using test::small_moe;
 using test::TrainedEngine;
 
@@ -102,8 +103,9 @@ struct PartsOfBatch {
   }
 };
 
-/// The gradient of the first router where its input is all ones and its logits are zero.
-std::vector<float> router_gradient(const MoeSettings& moe, int64_t accumulation, bool masks) {
+/// The gradient of the first router where its input is all ones and the logits of all are zero.
+std::vector<float> router_gradient(const MoeSettings& moe, int64_t accumulation, bool masks,
+                                   ExpertLoads* loads = nullptr) {
   EngineSettings settings = small_moe("fp32", accumulation);
   settings.step.micro_batch_size = 4 / accumulation;
   settings.step.decoder.moe = moe;
@@ -118,24 +120,36 @@ std::vector<float> router_gradient(const MoeSettings& moe, int64_t accumulation,
   fill("embedding.weight", 1.0F);
   fill("layers.0.attention.output.weight", 0.0F);
   fill("layers.0.mlp.router.weight", 0.0F);
+  fill("layers.1.mlp.router.weight", 0.0F);
   trained.engine.weights_changed();
   PartsOfBatch batch(masks);
-  trained.engine.step([&] { return batch.next(4 / accumulation); }, 0, 0.0, false);
+  trained.engine.step([&] { return batch.next(4 / accumulation); }, 0, 0.0, true);
+  if (loads != nullptr) {
+    *loads = trained.engine.expert_loads();
+  }
   return gradient_of(trained, "layers.0.mlp.router.weight");
 }
 
-TEST_CASE("gradients of both losses of a router are those on paper") {
+TEST_CASE("both losses of a router and their gradients are those on paper") {
   const int64_t accumulation = GENERATE(1, 2, 4);
   const bool masks = GENERATE(false, true);
   CAPTURE(accumulation, masks);
   const MoeSettings without = {.capacity_factor = 2.0};
-  const std::vector<float> base = router_gradient(without, accumulation, masks);
+  ExpertLoads loads;
+  const std::vector<float> base = router_gradient(without, accumulation, masks, &loads);
+  CHECK_FALSE(loads.balance_loss);
+  CHECK_FALSE(loads.z_loss);
   MoeSettings with = without;
   with.balance_loss = 0.5;
-  const std::vector<float> balance = router_gradient(with, accumulation, masks);
+  const std::vector<float> balance = router_gradient(with, accumulation, masks, &loads);
+  // Twice, of two layers: sum f p is 1, whatever is chosen where all scores are equal.
+  CHECK(loads.balance_loss.value() == Approx(2 * 0.5).epsilon(1e-6));
+  CHECK_FALSE(loads.z_loss);
   with.balance_loss = 0.0;
   with.z_loss = 0.25;
-  const std::vector<float> z = router_gradient(with, accumulation, masks);
+  const std::vector<float> z = router_gradient(with, accumulation, masks, &loads);
+  CHECK(loads.z_loss.value() == Approx(2 * 0.25 * std::log(4.0) * std::log(4.0)).epsilon(1e-6));
+  CHECK_FALSE(loads.balance_loss);
   // Scores p are 1/4, and experts 0 and 1 are chosen: f is 2, 2, 0, 0. d(sum f p)/d logit j is
   // p (f_j - sum f p), and d(log sum exp)^2 is 2 ln(4) p. The mean over tokens is that of one.
   for (size_t i = 0; i < base.size(); ++i) {
@@ -143,4 +157,36 @@ TEST_CASE("gradients of both losses of a router are those on paper") {
     CHECK(balance[i] - base[i] == Approx(0.5 * sign * 0.25).epsilon(1e-4));
     CHECK(z[i] - base[i] == Approx(0.25 * 2 * std::log(4.0) * 0.25).epsilon(1e-4));
   }
+}
+
+TEST_CASE("capacities are larger in the first steps, and memory is planned for them") {
+  EngineSettings settings = small_moe("te-delayed");
+  settings.step.micro_batch_size = 32;  // 512 rows, 256 for an expert
+  MoeSettings& moe = settings.step.decoder.moe;
+  const DryRunStep small = dry_run_step(settings, {});
+  const auto padding_of = [](TrainedEngine& trained) {
+    trained.train(1);
+    return trained.engine.expert_loads().padding;
+  };
+  moe.capacity_factor = 1.5;
+  const DryRunStep large = dry_run_step(settings, {});
+  TrainedEngine always(settings);
+  const double first = padding_of(always);
+  moe = {.capacity_factor = 1.0,
+         .capacity_warmup = 2,
+         .warmup_capacity_factor = 1.5,
+         .balance_loss = moe.balance_loss,
+         .z_loss = moe.z_loss};
+  const DryRunStep dry_run = dry_run_step(settings, {});
+  CHECK(dry_run.plan.saved_bytes == large.plan.saved_bytes);
+  CHECK(dry_run.plan.scratch_bytes == large.plan.scratch_bytes);
+  CHECK(dry_run.work.gemm_flops == small.work.gemm_flops);
+  CHECK(large.work.gemm_flops > small.work.gemm_flops);
+  TrainedEngine warming(settings);
+  CHECK(padding_of(warming) == first);
+  CHECK(same_bits(warming.weights(), always.weights()));
+  CHECK(padding_of(warming) == padding_of(always));
+  CHECK(same_bits(warming.weights(), always.weights()));
+  CHECK(padding_of(warming) < padding_of(always));
+  CHECK_FALSE(same_bits(warming.weights(), always.weights()));
 }

@@ -96,10 +96,12 @@ inline int64_t normal(uint64_t draw) {
 inline std::vector<float> value(uint64_t step, const Parameter& parameter, bool wide) {
   const std::string& name = parameter.name;
   const bool is_vector = parameter.shape.rank() == 1;
-  const int shift = is_vector                    ? 16
-                    : name == "embedding.weight" ? 28
-                    : name == "head.weight"      ? 35
-                                                 : 34;
+  const bool is_router = name.ends_with("router.weight");
+  const int shift = name.ends_with("router.bias") ? 20
+                    : is_vector                   ? 16
+                    : name == "embedding.weight"  ? 28
+                    : name == "head.weight"       ? 35
+                                                  : 34;
   const int64_t columns = parameter.shape.back();
   const Draws element(step, name, Use::element);
   const Draws row(0, name, Use::row);
@@ -112,10 +114,12 @@ inline std::vector<float> value(uint64_t step, const Parameter& parameter, bool 
   }
   std::vector<float> values;
   const float scale = std::ldexp(1.0F, -shift);
-  for (int64_t r = 0; r < parameter.shape.rows(); ++r) {
+  for (int64_t index = 0; index < parameter.shape.rows(); ++index) {
+    // The last two experts have the same scores.
+    const int64_t r = is_router && index + 1 == parameter.shape.rows() ? index - 1 : index;
     const int64_t of_row = row.factor(static_cast<uint64_t>(r));
     for (int64_t c = 0; c < columns; ++c) {
-      const uint64_t draw = element[values.size()];
+      const uint64_t draw = element[static_cast<uint64_t>(r * columns + c)];
       const int64_t whole =
           is_vector ? Draws::kFactors[draw & 7] * (1024 + static_cast<int64_t>(draw >> 8 & 1023))
                     : normal(draw) * of_row * of_column[static_cast<size_t>(c)];

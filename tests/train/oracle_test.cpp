@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "engine/dry_run.h"
 #include "engine/engine.h"
@@ -25,10 +26,35 @@ namespace {
 
 using Json = nlohmann::json;
 
+/// The cases of both files, of models without and with experts.
 const Json& fixture() {
-  static const Json json = Json::parse(
-      std::ifstream(std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "train" / "oracle.json"));
+  static const Json json = [] {
+    const std::filesystem::path folder = std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "train";
+    Json all = Json::parse(std::ifstream(folder / "oracle.json"));
+    const Json experts = Json::parse(std::ifstream(folder / "oracle_experts.json"));
+    for (const char* list : {"cases", "wrong"}) {
+      all[list].insert(all[list].end(), experts.at(list).begin(), experts.at(list).end());
+    }
+    return all;
+  }();
   return json;
+}
+
+void set_experts(const Json& of, EngineSettings& settings) {
+  const bool is_sigmoid = of.at("sigmoid").get<bool>();
+  settings.model.moe = {.experts = of.at("experts"),
+                        .per_token = of.at("per_token"),
+                        .width = of.at("width"),
+                        .shared_width = of.at("shared"),
+                        .groups = of.at("groups"),
+                        .groups_per_token = of.at("groups_per_token"),
+                        .score = is_sigmoid ? RouterScore::sigmoid : RouterScore::softmax,
+                        .has_bias = of.at("biased"),
+                        .scale = of.at("scale")};
+  settings.step.decoder.moe = {.capacity_factor = of.at("factor"),
+                               .balance_loss = of.at("balance"),
+                               .z_loss = of.at("z"),
+                               .bias_rate = of.at("rate")};
 }
 
 /// The gradients are read from moments, with beta1 0.
@@ -70,15 +96,24 @@ EngineSettings settings_of(const Json& of) {
   settings.optimizer.betas = {0.0, 0.95};
   settings.optimizer.weight_decay = 0;
   settings.optimizer.grad_clip = 0;
+  if (of.contains("experts")) {
+    set_experts(of.at("experts"), settings);
+  }
   return settings;
 }
+
+/// The layer of a parameter.
+enum class Layer : uint8_t { linear, router, other };  ///< linear: in the plan's formats
 
 /// What a step gives: the loss, and of each gradient the norm and the projections.
 struct Step {
   double loss = 0;
   std::vector<double> norms;
   std::vector<std::vector<double>> projections;
-  std::vector<bool> in_plan;  ///< of a linear layer in the plan's formats
+  std::vector<Layer> layers;
+  // With experts:
+  ExpertLoads loads;
+  std::vector<std::vector<float>> biases;  ///< that follow from the step
 };
 
 struct ForcedEngine {
@@ -112,11 +147,18 @@ struct ForcedEngine {
     uint64_t micro = 0;
     engine.step(
         [&] { return batch(index, micro++, shape.micro_batch_size, shape.seq_length, vocabulary); },
-        static_cast<int64_t>(index), 0.0, false);
+        static_cast<int64_t>(index), 0.0, has_experts());
     Step result;
     result.loss = engine.step_loss().mean;
+    if (has_experts()) {
+      result.loads = engine.expert_loads();
+    }
     const auto& parameters = engine.model().parameters().all();
     for (size_t i = 0; i < parameters.size(); ++i) {
+      if (!parameters[i]->trained) {
+        result.biases.push_back(to_host_f32(*device, parameters[i]->value));
+        continue;
+      }
       std::vector<float> gradient =
           to_host_f32(*device, engine.optimizer().state("moment1", i).codes);
       if (wide) {
@@ -129,33 +171,46 @@ struct ForcedEngine {
       result.norms.push_back(std::sqrt(sum));
       result.projections.push_back(
           projections(parameters[i]->name, gradient, fixture().at("projections")));
-      result.in_plan.push_back(!parameters[i]->matrices.empty());
+      const bool is_router = parameters[i]->name.ends_with(".router.weight");
+      result.layers.push_back(is_router                         ? Layer::router
+                              : parameters[i]->matrices.empty() ? Layer::other
+                                                                : Layer::linear);
     }
     return result;
   }
+
+  bool has_experts() const { return engine.settings().model.moe.experts > 0; }
 };
 
 /// How far a step is from the oracle's, relatively.
 struct Distance {
   double loss = 0;
   double gradient = 0;  ///< of the linear layers in the plan's formats
-  double others = 0;    ///< of all other parameters
+  double router = 0;
+  double others = 0;  ///< of all other parameters
 };
 
 Distance distance(const Step& ours, const Json& wanted) {
-  double squares[2] = {};
-  double counts[2] = {};
+  std::map<Layer, std::pair<double, double>> sums;  // of squares, and their number
   for (size_t i = 0; i < ours.norms.size(); ++i) {
-    const Json& sums = wanted.at("projections").at(i);
-    for (size_t p = 0; p < sums.size(); ++p) {
-      const double d = (ours.projections[i][p] - sums[p].get<double>()) / ours.norms[i];
-      squares[ours.in_plan[i] ? 1 : 0] += d * d;
-      counts[ours.in_plan[i] ? 1 : 0] += 1;
+    const Json& projections = wanted.at("projections").at(i);
+    auto& [squares, count] = sums[ours.layers[i]];
+    for (size_t p = 0; p < projections.size(); ++p) {
+      const double d = ours.projections[i][p] - projections[p].get<double>();
+      // The norm of an expert without tokens is 0.
+      const double relative = d == 0 ? 0 : d / ours.norms[i];
+      squares += relative * relative;
+      count += 1;
     }
   }
+  const auto of = [&](Layer layer) {
+    const auto& [squares, count] = sums[layer];
+    return count == 0 ? 0 : std::sqrt(squares / count);
+  };
   return {.loss = std::abs(ours.loss / wanted.at("loss").get<double>() - 1),
-          .gradient = std::sqrt(squares[1] / counts[1]),
-          .others = std::sqrt(squares[0] / counts[0])};
+          .gradient = of(Layer::linear),
+          .router = of(Layer::router),
+          .others = of(Layer::other)};
 }
 
 /// A case of the fixture, run once.
@@ -210,18 +265,60 @@ TEST_CASE("every plan has the losses and gradients of the oracle") {
     const std::vector<double> losses = of.sorted(&Distance::loss);
     const std::vector<double> gradients = of.sorted(&Distance::gradient);
     const std::vector<double> others = of.sorted(&Distance::others);
+    const std::vector<double> routers = of.sorted(&Distance::router);
     const size_t middle = losses.size() / 2;
     const double within = share_below(losses, kSameLoss);
     table += fmt::format("\n{:34} {:.0e} {:.0e} {:4.0f} % {:.0e} {:.0e}", name, losses[middle],
                          losses.back(), 100 * within, gradients[middle], gradients.back());
-    CAPTURE(name, losses, gradients, others);
+    CAPTURE(name, losses, gradients, others, routers);
     CHECK(within >= kSteps);
     CHECK(losses[middle] < kSameLoss / 2);
     CHECK(share_below(gradients, kSameGradient) >= kSteps);
     CHECK(gradients[middle] < kSameGradient / 2);
     CHECK(others[middle] < kSameGradient / 2);
+    CHECK(routers[middle] < kSameGradient / 2);
   }
   WARN(table);
+}
+
+TEST_CASE("loads, drops, losses of routers and biases are those of the oracle") {
+  int64_t cases = 0;
+  for (const Json& of : fixture().at("cases")) {
+    if (!of.contains("experts")) {
+      continue;
+    }
+    ++cases;
+    const Compared& here = compared().at(of.at("name"));
+    double same_loads = 0;
+    double same_biases = 0;
+    int64_t dropped = 0;
+    for (size_t i = 0; i < here.steps.size(); ++i) {
+      const Step& ours = here.steps[i];
+      const Json& wanted = of.at("steps").at(i);
+      const auto loads = wanted.at("loads").get<std::vector<std::vector<int64_t>>>();
+      int64_t choices = 0;
+      for (const std::vector<int64_t>& layer : loads) {
+        choices += std::accumulate(layer.begin(), layer.end(), int64_t{0});
+      }
+      dropped += wanted.at("dropped").get<int64_t>();
+      const double drops = ours.loads.dropped * static_cast<double>(choices);
+      same_loads +=
+          ours.loads.choices == loads && std::llround(drops) == wanted.at("dropped").get<int64_t>()
+              ? 1
+              : 0;
+      same_biases += ours.biases == wanted.value("bias", std::vector<std::vector<float>>()) ? 1 : 0;
+      CAPTURE(of.at("name"), i);
+      const Json& losses = wanted.at("router_losses");
+      CHECK(ours.loads.balance_loss.value() == Approx(losses[0].get<double>()).epsilon(1e-4));
+      CHECK(ours.loads.z_loss.value_or(0.0) == Approx(losses[1].get<double>()).epsilon(1e-4));
+    }
+    CAPTURE(of.at("name"), same_loads, same_biases);
+    const auto steps = static_cast<double>(here.steps.size());
+    CHECK(same_loads >= kSteps * steps);
+    CHECK(same_biases >= kSteps * steps);
+    CHECK(dropped > 0);
+  }
+  CHECK(cases > 10);
 }
 
 TEST_CASE("an oracle that breaks one rule is found to differ") {
@@ -233,8 +330,11 @@ TEST_CASE("an oracle that breaks one rule is found to differ") {
     std::vector<double> ratios;  // to the distance from the right oracle
     for (const Json& step : wrong.at("steps")) {
       const size_t index = step.at("step");
-      ratios.push_back(distance(right.steps.at(index), step).gradient /
-                       right.distances.at(index).gradient);
+      const Distance apart = distance(right.steps.at(index), step);
+      const Distance& near = right.distances.at(index);
+      // Some rules change the gradient of a router alone.
+      const bool by_router = apart.router > apart.gradient;
+      ratios.push_back(by_router ? apart.router / near.router : apart.gradient / near.gradient);
     }
     std::sort(ratios.begin(), ratios.end());
     CAPTURE(of, rule, ratios);

@@ -68,14 +68,15 @@ TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
   const ScalingSummary scaling;
   const std::vector<SlotReport> slots;
   records.write_step({.step = 2,
-                      .experts = ExpertLoads{0.03125, 0.25, 1.5, 0.5, {}},
+                      .experts = ExpertLoads{0.03125, 0.25, 1.5, 0.5, {}, 0.25, 0.5},
                       .loss_scale = 1.0,
                       .gpu = GpuState{"", 698.25, 1755.0, {}, {"power", "heat"}},
                       .scaling = &scaling,
                       .slots = &slots});
   CHECK_THAT(test::read_file(records.directory().metrics()),
              Catch::Contains("\"experts_dropped_percent\":3.125,\"experts_padding_percent\":25,"
-                             "\"expert_load_most\":1.5,\"expert_load_least\":0.5"));
+                             "\"expert_load_most\":1.5,\"expert_load_least\":0.5,"
+                             "\"router_balance_loss\":0.25,\"router_z_loss\":0.5"));
   CHECK_THAT(test::read_file(records.directory().metrics()),
              Catch::Contains("\"gpu_watts\":698.25,\"gpu_clock_mhz\":1755,"
                              "\"gpu_throttled_by\":\"power, heat\""));
@@ -85,8 +86,8 @@ TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
         "optimizer/skipped_steps", "optimizer/loss_scale", "speed/tokens_per_second",
         "speed/tflops", "speed/mfu", "speed/speed_of_light", "memory/bytes",
         "fp8/saturated_percent", "fp8/underflow_percent", "experts/dropped_percent",
-        "experts/padding_percent", "experts/load_most", "experts/load_least", "gpu/watts",
-        "gpu/clock_mhz"}) {
+        "experts/padding_percent", "experts/load_most", "experts/load_least",
+        "experts/balance_loss", "experts/z_loss", "gpu/watts", "gpu/clock_mhz"}) {
     CHECK_THAT(shown(), Catch::Contains(tag));
   }
 }

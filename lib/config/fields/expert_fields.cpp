@@ -47,8 +47,28 @@ void check_needs_experts(const CheckContext& at) {
       !at.settings.model.config.moe.has_bias) {
     at.without_meaning("model.e_score_correction_bias: false");
   }
-  if (at.is_given() && !has_experts(at.settings) && at.settings.model.from.empty()) {
+  // Files of other programs switch it off in models without experts too.
+  const bool is_off =
+      at.field.key == "moe.balance_loss" && at.settings.step.decoder.moe.balance_loss == 0;
+  if (at.is_given() && !is_off && !has_experts(at.settings) && at.settings.model.from.empty()) {
     at.complain("has a meaning only with model.num_experts; remove it or give that");
+  }
+}
+
+/// Keys of capacities.
+void check_capacity(const CheckContext& at) {
+  const MoeSettings& moe = at.settings.step.decoder.moe;
+  if (moe.dropless) {
+    at.without_meaning("moe.dropless: true");
+  }
+  if (at.field.key != "moe.warmup_capacity_factor" || moe.dropless) {
+    return;
+  }
+  if (moe.capacity_warmup == 0) {
+    at.without_meaning("moe.capacity_warmup: 0");
+  } else if (moe.warmup_capacity_factor < moe.capacity_factor) {
+    at.complain(fmt::format("{} is less than moe.capacity_factor {}; take at least that",
+                            moe.warmup_capacity_factor, moe.capacity_factor));
   }
 }
 
@@ -147,6 +167,14 @@ std::vector<Field> moe_fields() {
       field("moe.capacity_factor", training(&MoeSettings::capacity_factor), above_up_to(0, 1024),
             "Tokens that an expert has memory for in a micro-batch, as a multiple of the mean; "
             "others are dropped"),
+      field("moe.capacity_warmup", training(&MoeSettings::capacity_warmup), at_least(0),
+            "First steps with moe.warmup_capacity_factor instead, since untrained routers drop "
+            "much"),
+      field("moe.warmup_capacity_factor", training(&MoeSettings::warmup_capacity_factor),
+            above_up_to(0, 1024), "The capacity factor of these steps; memory is planned for it"),
+      field(
+          "moe.dropless", training(&MoeSettings::dropless),
+          "Experts have as many rows as tokens, and drop none; memory is planned for all choices"),
       field("moe.balance_loss", training(&MoeSettings::balance_loss), between(0, 1000),
             "Weight of each layer's loss for unequal loads of its experts"),
       field("moe.z_loss", training(&MoeSettings::z_loss), between(0, 1000),
@@ -158,9 +186,15 @@ std::vector<Field> moe_fields() {
             "never does"),
   };
   for (Field& one : fields) {
+    const bool is_capacity = one.key.find("capacity") != std::string::npos;
     one = std::move(one)
               .when([](const Settings& s) { return has_experts(s) || !s.model.from.empty(); })
-              .checked(check_needs_experts);
+              .checked([is_capacity](const CheckContext& at) {
+                check_needs_experts(at);
+                if (is_capacity && has_experts(at.settings)) {
+                  check_capacity(at);
+                }
+              });
   }
   return fields;
 }

@@ -52,6 +52,8 @@ void route_backward(Stream stream, const RouteBackward& call) {
             (call.counts.dtype == DType::f32 && call.counts.shape.back() == call.rule.experts &&
              call.logits.shape.rows() % call.counts.shape.rows() == 0),
         "route_backward: counts must be fp32 [sequences, E]");
+  check(call.losses.empty() || holds(call.losses, DType::f32, 2 * call.logits.shape.rows()),
+        "route_backward: losses must be fp32 [2, rows]");
   dispatch<&OpTable::route_backward>(stream, call);
 }
 

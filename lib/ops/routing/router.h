@@ -61,6 +61,9 @@ struct RouteBackward {
   /// step, whatever part of them are targets.
   const float* gradient_scale = nullptr;
   float gradient_factor = 1.0F;
+  /// fp32 [2, rows]: the balance loss of each token (0 without counts), and its z loss; empty: they
+  /// are not written.
+  View losses;
 };
 
 void route_backward(Stream stream, const RouteBackward& call);

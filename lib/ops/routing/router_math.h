@@ -175,6 +175,20 @@ FP8TRAIN_HD void route_backward_row(const RouterRule& rule, const float* logits,
   }
 }
 
+/// Returns the sum over e of counts_e p_e, where p_e is the token's score divided by the sum of its
+/// scores.
+FP8TRAIN_HD float balance_of_row(const RouterRule& rule, const RouterScores& scores,
+                                 const float* counts) {
+  float sum = 0.0F;
+  float weighted = 0.0F;
+  for (int64_t i = 0; i < rule.experts; ++i) {
+    const float score = scores(i);
+    sum += score;
+    weighted += counts[i] * score;
+  }
+  return rule.sigmoid ? weighted / sum : weighted;
+}
+
 /// The rows of route(), for kernels.
 struct RouteRows {
   RouterRule rule;
@@ -212,19 +226,29 @@ struct RouteBackwardRows {
   float balance_loss, z_loss;
   const float* gradient_scale;
   float gradient_factor;
+  float* losses;  ///< [2, rows]; null: they are not written
+  int64_t rows;
 
   FP8TRAIN_HD void run(int64_t row) const {
     const int64_t first = row * rule.experts;
     const int64_t choice = row * rule.per_token;
     const float scale = (gradient_scale == nullptr ? 1.0F : *gradient_scale) * gradient_factor;
-    RouterLosses losses = {nullptr, 0.0F, 2.0F * z_loss * scale};
+    RouterLosses of_row = {nullptr, 0.0F, 2.0F * z_loss * scale};
+    const auto choices = static_cast<float>(rule.per_token * length * ranks);
     if (counts != nullptr) {
-      losses.counts = counts + row / length * rule.experts;
-      losses.balance = balance_loss * scale * static_cast<float>(rule.experts) /
-                       static_cast<float>(rule.per_token * length * ranks);
+      of_row.counts = counts + row / length * rule.experts;
+      of_row.balance = balance_loss * scale * static_cast<float>(rule.experts) / choices;
     }
-    route_backward_row(rule, logits + first, chosen + choice, gradients + choice, losses,
+    route_backward_row(rule, logits + first, chosen + choice, gradients + choice, of_row,
                        d_logits + first);
+    if (losses != nullptr) {
+      const RouterScores scores = scores_of(rule, logits + first);
+      const float z = scores.log_sum_exp();
+      losses[row] = counts == nullptr ? 0.0F
+                                      : balance_loss * static_cast<float>(rule.experts) / choices *
+                                            balance_of_row(rule, scores, of_row.counts);
+      losses[rows + row] = z_loss * z * z;
+    }
   }
 };
 
@@ -241,7 +265,9 @@ inline RouteBackwardRows rows_of_call(const RouteBackward& call) {
           call.balance_loss,
           call.z_loss,
           call.gradient_scale,
-          call.gradient_factor};
+          call.gradient_factor,
+          call.losses.as<float>(),
+          call.logits.shape.rows()};
 }
 
 /// The loads of a layer: [ranks, experts], with other ones between ranks.

@@ -18,7 +18,8 @@ void add_loads(Stream stream, ConstView counts, int64_t /*capacity*/, View loads
 
 void route_backward(Stream stream, const RouteBackward& call) {
   count(stream, 2 * bytes_of(call.logits) + bytes_of(call.chosen) + bytes_of(call.gradients) +
-                    3 * bytes_of(call.d_logits));
+                    3 * bytes_of(call.d_logits) +
+                    (call.losses.empty() ? 0.0 : bytes_of(call.logits) + bytes_of(call.losses)));
 }
 
 void update_router_bias(Stream stream, const RouterBiasUpdate& call) {

@@ -7,8 +7,11 @@ namespace fp8train::ops {
 
 void assign_slots(Stream stream, const SlotAssignment& call) {
   check(call.chosen.dtype == DType::i32 && holds(call.slots, DType::i32, call.chosen.count()) &&
-            holds(call.sources, DType::i32, call.experts * call.capacity),
-        "assign_slots: slots must be int32 [rows, k] and sources int32 [E * capacity]");
+            call.sources.dtype == DType::i32,
+        "assign_slots: slots must be int32 [rows, k] and sources int32");
+  check(call.begins.empty() ? call.sources.count() == call.experts * call.capacity
+                            : holds(call.begins, DType::i32, call.experts + 1),
+        "assign_slots: sources must be [E * capacity], or begins int32 [E + 1]");
   dispatch<&OpTable::assign_slots>(stream, call);
 }
 

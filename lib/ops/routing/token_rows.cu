@@ -12,11 +12,13 @@ constexpr int kSumLanes = 16;  // of a dot product, as on the cpu
 
 /// A block has an expert. It looks at kBlock choices at a time, and numbers its own in order.
 __global__ void __launch_bounds__(kBlock)
-    assign_slots_kernel(const int32_t* chosen, int64_t choices, int64_t capacity, int32_t* slots,
-                        int32_t* sources) {
+    assign_slots_kernel(const int32_t* chosen, int64_t choices, int64_t capacity,
+                        const int32_t* begins, int32_t* slots, int32_t* sources) {
   FP8TRAIN_SHARED_ARRAY(int, of_warps, kBlock / kWarp);
   const int64_t expert = blockIdx.x;
-  int32_t* const own_sources = sources + expert * capacity;
+  const int64_t first = begins == nullptr ? expert * capacity : begins[expert];
+  capacity = begins == nullptr ? capacity : begins[expert + 1] - first;
+  int32_t* const own_sources = sources + first;
   int64_t used = 0;
   for (int64_t begin = 0; begin < choices; begin += kBlock) {
     const int64_t choice = begin + threadIdx.x;
@@ -33,7 +35,7 @@ __global__ void __launch_bounds__(kBlock)
     }
     if (is_own) {
       const bool fits = slot < capacity;
-      slots[choice] = fits ? static_cast<int32_t>(expert * capacity + slot) : -1;
+      slots[choice] = fits ? static_cast<int32_t>(first + slot) : -1;
       if (fits) {
         own_sources[slot] = static_cast<int32_t>(choice);
       }
@@ -156,8 +158,8 @@ __global__ void __launch_bounds__(kBlock) dot_rows_kernel(RowProducts<X> call) {
 
 void assign_slots(Stream stream, const SlotAssignment& call) {
   launch(stream, {static_cast<unsigned>(call.experts), kBlock}, assign_slots_kernel,
-         call.chosen.as<int32_t>(), call.chosen.count(), call.capacity, call.slots.as<int32_t>(),
-         call.sources.as<int32_t>());
+         call.chosen.as<int32_t>(), call.chosen.count(), call.capacity, call.begins.as<int32_t>(),
+         call.slots.as<int32_t>(), call.sources.as<int32_t>());
 }
 
 void send_rows(Stream stream, ConstView x, ConstView sources, ConstView weights, bool weighted,

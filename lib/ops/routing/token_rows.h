@@ -1,6 +1,6 @@
 #pragma once
-// The rows of tokens on their way to experts and back. Each expert has `capacity` slots for rows,
-// which its choices take in the order of tokens; those beyond them are dropped.
+// The rows of tokens on their way to experts and back. An expert has `capacity` slots for rows, or
+// its own number, which its choices take in the order of tokens; those beyond them are dropped.
 
 #include <cstdint>
 
@@ -13,8 +13,11 @@ namespace fp8train::ops {
 struct SlotAssignment {
   ConstView chosen;  ///< int32 [rows, k]: the experts of each token, different ones
   int64_t experts = 0, capacity = 0;
-  View slots;    ///< int32 [rows, k]: the slot of a choice, expert * capacity + i; -1: dropped
-  View sources;  ///< int32 [experts * capacity]: the choice of a slot, row * k + j; -1: unused
+  /// int32 [experts + 1]: the first slot of each expert, and the end of the last. Empty: expert *
+  /// capacity.
+  ConstView begins = {};
+  View slots;  ///< int32 [rows, k]: the slot of a choice, the first of its expert + i; -1: dropped
+  View sources;  ///< int32 [all slots]: the choice of a slot, row * k + j; -1: unused
 };
 
 void assign_slots(Stream stream, const SlotAssignment& call);

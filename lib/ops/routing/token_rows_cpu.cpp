@@ -55,19 +55,22 @@ void assign_slots(Stream /*stream*/, const SlotAssignment& call) {
   const int64_t choices = call.chosen.count();
 #pragma omp parallel for schedule(static) if (choices * call.experts >= 16 * kParallelElements)
   for (int64_t expert = 0; expert < call.experts; ++expert) {
-    int32_t* const sources = call.sources.as<int32_t>() + expert * call.capacity;
+    const int32_t* const begins = call.begins.as<int32_t>();
+    const int64_t first = begins == nullptr ? expert * call.capacity : begins[expert];
+    const int64_t capacity = begins == nullptr ? call.capacity : begins[expert + 1] - first;
+    int32_t* const sources = call.sources.as<int32_t>() + first;
     int64_t used = 0;
     for (int64_t i = 0; i < choices; ++i) {
       if (chosen[i] != expert) {
         continue;
       }
-      const bool fits = used < call.capacity;
-      call.slots.as<int32_t>()[i] = fits ? static_cast<int32_t>(expert * call.capacity + used) : -1;
+      const bool fits = used < capacity;
+      call.slots.as<int32_t>()[i] = fits ? static_cast<int32_t>(first + used) : -1;
       if (fits) {
         sources[used++] = static_cast<int32_t>(i);
       }
     }
-    while (used < call.capacity) {
+    while (used < capacity) {
       sources[used++] = -1;
     }
   }

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "io/safetensors/tensor_source.h"
 #include "io/strict_json.h"
+#include "nn/moe_shape.h"
 #include "train/checkpoint/state_copy.h"
 #include "train/checkpoint/state_file.h"
 
@@ -84,13 +85,6 @@ struct RankScales {
     }
   }
 };
-
-/// Returns the expert of "scaling.layers.0.mlp.experts.3.up.x.amax_history", or -1.
-int64_t expert_of(const std::string& name) {
-  constexpr std::string_view kExperts = ".experts.";
-  const size_t at = name.find(kExperts);
-  return at == std::string::npos ? -1 : std::stoll(name.substr(at + kExperts.size()));
-}
 
 /// Returns the rank of Group::state that has seen the tensors of an expert for `rank`: of those
 /// with which it shares the experts.

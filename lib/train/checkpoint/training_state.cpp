@@ -110,16 +110,6 @@ TrainingState read_state(const nlohmann::json& json, const std::string& where) {
   return state;
 }
 
-std::vector<std::string> frozen_parameters(Decoder& model) {
-  std::vector<std::string> names;
-  for (const auto& parameter : model.parameters().all()) {
-    if (!parameter->trained) {
-      names.push_back(parameter->name);
-    }
-  }
-  return names;
-}
-
 std::string state_text(Engine& engine, const Session& session, const TrainingState& state,
                        const std::string& base) {
   const ops::StepControl control = engine.optimizer().control();
@@ -136,7 +126,7 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"plan", session.engine.plan.name},
                                  {"formats", json_of(state_formats(engine.model()))},
                                  {"optimizer", session.engine.optimizer.name},
-                                 {"frozen", frozen_parameters(engine.model())},
+                                 {"frozen", engine.model().frozen()},
                                  {"settings", rate_settings(session.settings)},
                                  {"seed", session.settings.step.seed},
                                  {"seq_length", session.engine.step.seq_length},

@@ -35,6 +35,8 @@ inline constexpr Metric kMetrics[] = {
     {"expert_load_most", "experts/load_most", "largest load of an expert, of the mean"},
     {"expert_load_least", "experts/load_least"},
     {"expert_loads"},
+    {"router_balance_loss", "experts/balance_loss", "balance loss of routers"},
+    {"router_z_loss", "experts/z_loss", "z-loss of routers"},
     {"grad_norm", "optimizer/grad_norm", "norm of the gradient"},
     {"lr", "optimizer/lr", "learning rate"},
     {"tokens"},

@@ -201,6 +201,8 @@ void add_loads(MetricLine& line, const ExpertLoads& loads, bool by_layer) {
       .add("experts_padding_percent", rounded(100.0 * loads.padding))
       .add("expert_load_most", rounded(loads.most))
       .add("expert_load_least", rounded(loads.least));
+  if (loads.balance_loss) line.add("router_balance_loss", *loads.balance_loss);
+  if (loads.z_loss) line.add("router_z_loss", *loads.z_loss);
   if (by_layer) {
     JsonObject layers;
     for (const auto& [layer, percent] : loads.percent_by_layer()) {

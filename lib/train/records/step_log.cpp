@@ -126,8 +126,10 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
                         flops_per_token(session_->engine.model, session_->engine.step.seq_length);
   const Shares shares = shares_of(limits_, engine, waits.planned, tflops, steps, seconds);
   state.loss = loss.mean;
-  std::vector<SlotReport> slots = engine.model().scaling().report();
-  if (engine.plain()) slots.clear();  // they are of the last scaled step
+  std::vector<SlotReport> slots = engine.slot_reports();
+  if (engine.plain()) {
+    slots.clear();  // they are of the last scaled step
+  }
   // Nothing has been seen of weights of which only other ranks have parts.
   std::erase_if(slots, [](const SlotReport& slot) { return slot.statistics.count == 0; });
   const ScalingSummary scaling = summarize(slots);

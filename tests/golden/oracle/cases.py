@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from .experts import Shape
 from .formats import Cast, fp32
 from .plans import PLANS, Plan, blockwise, grouped, rowwise, same
 
@@ -19,6 +20,7 @@ class Case:
     micro_batches: int = 1
     layers: int = 1
     wide: bool = False
+    experts: Shape | None = None
 
     def same_steps(self, other):
         """Whether the oracle's steps are the same, whatever the program is asked for."""
@@ -255,3 +257,75 @@ def wrong():
     for names, rule, change in FORMATS + SCALES + BLOCKS + WINDOWS + STORED + ACTIVATIONS:
         for name in names:
             yield name, rule, change(plans[name])
+
+
+def keys_of(shape):
+    """The experts as the program is asked for them."""
+    names = (
+        "experts", "per_token", "width", "shared", "groups", "groups_per_token", "sigmoid",
+        "biased", "scale", "factor", "balance", "z", "rate",
+    )  # fmt: skip
+    return {"experts": {name: getattr(shape, name) for name in names}}
+
+
+MIXTRAL = Shape(4, 2, 128, factor=0.8, balance=0.03, z=0.003)
+DEEPSEEK = Shape(
+    8, 2, 128, shared=128, groups=4, groups_per_token=2, sigmoid=True, biased=True, scale=2.5,
+    factor=0.8, balance=0.03, rate=0.01,
+)  # fmt: skip
+SOFTMAX_PLANS = (
+    "fp32", "bf16", "fp16", "te-delayed", "te-current", "te-blockwise", "te-mxfp8", "te-nvfp4",
+    "torchao-tensorwise", "torchao-rowwise", "deepseek-v3", "fp8-safe", "int8-qat",
+)  # fmt: skip
+SIGMOID_PLANS = ("bf16", "te-delayed", "te-current", "te-mxfp8", "deepseek-v3", "deepseek-v3.1")
+
+
+def expert_cases():
+    for name in SOFTMAX_PLANS:
+        request = {"plan": name} | ({"roles": NEAREST_DY} if name == "te-nvfp4" else {})
+        yield Case(f"{name}, experts", PLANS[name], request | keys_of(MIXTRAL), experts=MIXTRAL)
+    for name in SIGMOID_PLANS:
+        request = {"plan": name} | keys_of(DEEPSEEK)
+        yield Case(f"{name}, groups and biases", PLANS[name], request, experts=DEEPSEEK)
+    for name in ("te-delayed", "deepseek-v3"):
+        request = {"plan": name} | keys_of(DEEPSEEK)
+        yield Case(
+            f"{name}, experts in two layers", PLANS[name], request, 10, 2, 2, experts=DEEPSEEK
+        )
+
+
+WRONG_ROUTING = [
+    ("nothing dropped", dict(drops=False)),
+    ("the first tokens dropped", dict(drops_first=True)),
+    ("weights not divided by their sum", dict(normalizes=False)),
+    ("weights on the input", dict(weighs_input=True)),
+    ("no balance loss", dict(balance=0.0)),
+    ("loads of the batch", dict(by_sequence=False)),
+    ("loads that are not shares", dict(share_of_choices=False)),
+    ("the router trained by its losses alone", dict(trains_router=False)),
+]
+WRONG_GROUPS = [
+    ("all groups", dict(groups=1, groups_per_token=1)),
+    ("soft-max", dict(sigmoid=False)),
+    ("no biases", dict(biased=False)),
+    ("biases in the weights", dict(weighs_bias=True)),
+    ("no factor", dict(scale=1.0)),
+]
+
+
+def wrong_experts():
+    """As wrong(), with the shape of the experts."""
+    softmax = WRONG_ROUTING + [
+        ("of equal scores the last", dict(first_of_equal=False)),
+        ("no z loss", dict(z=0.0)),
+        ("sigmoids", dict(sigmoid=True)),
+    ]
+    for case in expert_cases():
+        if case.name in ("bf16, experts", "deepseek-v3, experts"):
+            rules = softmax
+        elif case.name == "te-delayed, groups and biases":
+            rules = WRONG_ROUTING + WRONG_GROUPS
+        else:
+            continue
+        for rule, change in rules:
+            yield case.name, rule, (case.plan, dataclasses.replace(case.experts, **change))

@@ -173,13 +173,16 @@ def quantized(cast, x, along, slot=None):
     x = x.T if turned else x
     if cast.hadamard:
         x = hadamard(x)
+    shape = x.shape
+    if isinstance(cast.block, int):  # the last block of a line may be a part
+        x = np.pad(x, ((0, 0), (0, -shape[1] % cast.block)))
     parts, axes = blocks(cast.block, x)
     amax = np.max(np.abs(parts), axis=axes, keepdims=True)
     if cast.scale == "e4m3":
         result = two_level(cast, parts, amax)
     else:
         result = encoded(cast.format, parts, scale_of(cast, amax))
-    result = result.reshape(x.shape)
+    result = result.reshape(x.shape)[:, : shape[1]]
     return result.T if turned else result
 
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from . import weights
+from . import experts, weights
 from .formats import fp32, quantized
 
 HIDDEN, INNER, HEADS, KV_HEADS, SIZE = 128, 256, 4, 2, 32
@@ -15,24 +15,21 @@ EPS, THETA = 1e-5, 10000.0
 WIDTHS = {
     "attention.qkv": ((HEADS + 2 * KV_HEADS) * SIZE, HIDDEN),
     "attention.output": (HIDDEN, HEADS * SIZE),
-    "mlp.up": (2 * INNER, HIDDEN),
-    "mlp.down": (HIDDEN, INNER),
 }
 
 
-def parameters(layers):
-    """Name and shape of each, in the program's order."""
+def mlp_widths(shape):
+    """Of an MLP, or of experts."""
+    return dict(shape.widths(HIDDEN) if shape else experts.mlp_widths("mlp", INNER, HIDDEN))
+
+
+def parameters(layers, shape=None):
+    """Name and shape of each that has a gradient, in the program's order."""
     yield "embedding.weight", (VOCABULARY, HIDDEN)
+    widths = WIDTHS | mlp_widths(shape)
     for i in range(layers):
-        for name in (
-            "attention_norm",
-            "attention.qkv",
-            "attention.output",
-            "mlp_norm",
-            "mlp.up",
-            "mlp.down",
-        ):
-            yield f"layers.{i}.{name}.weight", WIDTHS.get(name, (HIDDEN,))
+        for name in ("attention_norm", *WIDTHS, "mlp_norm", *mlp_widths(shape)):
+            yield f"layers.{i}.{name}.weight", widths.get(name, (HIDDEN,))
     yield "final_norm.weight", (HIDDEN,)
     yield "head.weight", (VOCABULARY, HIDDEN)
 
@@ -168,14 +165,38 @@ class Swiglu:
         return self.plan.act(np.concatenate([d_gate, d * self.silu], axis=1))
 
 
-class Model:
-    """The layers with their delayed scales, which live from step to step."""
+class Mlp:
+    """Two linear layers; `gradients` gets theirs, by name."""
 
-    def __init__(self, plan, layers):
-        self.plan, self.layers = plan, layers
-        self.linears = {
-            f"layers.{i}.{name}": Linear(plan) for i in range(layers) for name in WIDTHS
-        }
+    def __init__(self, plan, name, linears, gradients):
+        self.plan, self.name, self.linears, self.gradients = plan, name, linears, gradients
+        self.swiglu = Swiglu(plan)
+
+    def forward(self, x):
+        inner, self.saved_up = self.linears[f"{self.name}.up"].forward(x)
+        product, again = self.swiglu.forward(inner)
+        y, self.saved_down = self.linears[f"{self.name}.down"].forward(product)
+        if self.plan.remakes_product:
+            self.saved_down = again
+        return y
+
+    def backward(self, dy):
+        inner = self.swiglu.backward(self.back("down", dy, self.saved_down))
+        return self.back("up", inner, self.saved_up)
+
+    def back(self, part, dy, saved):
+        name = f"{self.name}.{part}"
+        dx, self.gradients[f"{name}.weight"] = self.linears[name].backward(dy, saved)
+        return dx
+
+
+class Model:
+    """The layers with their delayed scales, which live from step to step. `shape`: of experts."""
+
+    def __init__(self, plan, layers, shape=None):
+        self.plan, self.layers, self.shape = plan, layers, shape
+        names = [name for name in [*WIDTHS, *mlp_widths(shape)] if name != "mlp.router"]
+        self.linears = {f"layers.{i}.{name}": Linear(plan) for i in range(layers) for name in names}
 
     def step(self, values, batches):
         """values: of all parameters. Returns the mean loss and the gradients."""
@@ -183,6 +204,9 @@ class Model:
         for name, linear in self.linears.items():
             linear.set_weight(values[f"{name}.weight"])
         total, gradients = 0.0, {}
+        self.router_losses = np.zeros(2)
+        self.loads = np.zeros((self.layers, self.shape.experts if self.shape else 0), np.int64)
+        self.dropped = 0
         for tokens, targets in batches:
             share = 1 / (len(batches) * len(tokens))
             loss, parts = self.pass_over(values, tokens, targets, share * plan.loss_scale)
@@ -193,6 +217,7 @@ class Model:
                 gradients[name] = plan.running_gradient(sum_) if in_plan else sum_
             self.end(lambda slot: slot.end_micro_batch())
         self.end(lambda slot: slot.end_step())
+        self.router_losses *= 1 / (len(batches) * len(batches[0][0]))
         for name in self.linears:
             gradients[f"{name}.weight"] = plan.wire(gradients[f"{name}.weight"])
         return total, gradients
@@ -206,7 +231,7 @@ class Model:
         act, gradients, stack = self.plan.act, {}, []
         x = act(values["embedding.weight"][tokens])
         for i in range(self.layers):
-            x, saved = self.block(f"layers.{i}.", values, x)
+            x, saved = self.block(f"layers.{i}.", values, x, gradients)
             stack.append(saved)
         norm = Norm(act)
         last = norm.forward(x, values["final_norm.weight"])
@@ -223,15 +248,18 @@ class Model:
         d, gradients["final_norm.weight"] = norm.backward(act(d @ head))
         d = act(d)
         for i in reversed(range(self.layers)):
-            d = self.block_backward(f"layers.{i}.", d, stack[i], gradients)
+            d = self.block_backward(i, d, stack[i], gradients, share)
         gradients["embedding.weight"] = np.zeros((VOCABULARY, HIDDEN))
         np.add.at(gradients["embedding.weight"], tokens, d)
         return loss, gradients
 
-    def block(self, at, values, x):
+    def mlp(self, name, gradients):
+        return Mlp(self.plan, name, self.linears, gradients)
+
+    def block(self, at, values, x, gradients):
         plan, linear = self.plan, self.linears
         norms = [Norm(plan.act), Norm(plan.act)]
-        attention, swiglu, saved = Attention(plan.act), Swiglu(plan), {}
+        attention, saved = Attention(plan.act), {}
 
         def run(name, x):
             y, saved[name] = linear[at + name].forward(x)
@@ -240,20 +268,33 @@ class Model:
         normed = norms[0].forward(plan.norm_input(x), values[at + "attention_norm.weight"])
         x = plan.act(x + run("attention.output", attention.forward(run("attention.qkv", normed))))
         normed = norms[1].forward(plan.norm_input(x), values[at + "mlp_norm.weight"])
-        product, again = swiglu.forward(run("mlp.up", normed))
-        x = plan.act(x + run("mlp.down", product))
-        if plan.remakes_product:
-            saved["mlp.down"] = again
-        return x, (norms, attention, swiglu, saved)
+        if self.shape is None:
+            mlp = self.mlp(f"{at}mlp", gradients)
+            y = mlp.forward(normed)
+        else:
+            names = [f"{at}mlp.experts.{i}" for i in range(self.shape.experts)]
+            names += [f"{at}mlp.shared"] if self.shape.shared else []
+            mlp = experts.Experts(self.shape, plan, [self.mlp(n, gradients) for n in names])
+            router = [values.get(f"{at}mlp.router.{part}") for part in ("weight", "bias")]
+            y = mlp.forward(normed, *router, LENGTH)
+        return plan.act(x + y), (norms, attention, mlp, saved)
 
-    def block_backward(self, at, d, parts, gradients):
-        norms, attention, swiglu, saved = parts
+    def block_backward(self, layer, d, parts, gradients, share):
+        at = f"layers.{layer}."
+        norms, attention, mlp, saved = parts
 
         def back(name, dy):
             dx, gradients[f"{at}{name}.weight"] = self.linears[at + name].backward(dy, saved[name])
             return dx
 
-        inner = back("mlp.up", swiglu.backward(back("mlp.down", d)))
+        if self.shape is None:
+            inner = mlp.backward(d)
+        else:
+            inner, gradients[f"{at}mlp.router.weight"] = mlp.backward(d, share)
+            self.router_losses += mlp.router.losses()
+            self.loads[layer] += mlp.router.loads
+            stored = sum(len(tokens) for tokens, _ in mlp.router.tokens)
+            self.dropped += sum(mlp.router.loads) - stored
         d_norm, gradients[at + "mlp_norm.weight"] = norms[1].backward(inner)
         d = self.plan.act(d + d_norm)
         inner = back("attention.qkv", attention.backward(back("attention.output", d)))
@@ -261,5 +302,8 @@ class Model:
         return self.plan.act(d + d_norm)
 
 
-def weights_of(step, layers, wide):
-    return {name: weights.value(step, name, shape, wide) for name, shape in parameters(layers)}
+def weights_of(step, layers, wide, shape=None):
+    named = list(parameters(layers, shape))
+    if shape and shape.biased:
+        named += [(f"layers.{i}.mlp.router.bias", (shape.experts,)) for i in range(layers)]
+    return {name: weights.value(step, name, size, wide) for name, size in named}

@@ -36,7 +36,8 @@ def factors(step, name, use, count):
 
 
 ELEMENT, ROW, COLUMN, OF_STEP, TOKEN, TARGET, SIGN, WIDE = range(8)
-SHIFT = {"embedding.weight": 28, "head.weight": 35}  # others: 34, vectors: 16
+SHIFT = {"embedding.weight": 28, "head.weight": 35}  # others: 34
+VECTOR_SHIFT, BIAS_SHIFT = 16, 20
 
 
 def exponents(name, count):
@@ -64,12 +65,13 @@ def spread(name, shape):
 
 
 def value(step, name, shape, wide):
-    """A matrix: nearly normal, with factors of rows, columns and the step. A vector: gains."""
+    """A matrix: nearly normal, with factors of rows, columns and the step. A vector: gains, or the
+    biases of a router, which are smaller."""
     if len(shape) == 1:
         draw = bits(step, name, ELEMENT, shape[0])
         more = ((draw >> U64(8)) & U64(1023)).astype(np.int64)
         whole = FACTORS[(draw & U64(7)).astype(np.int64)] * (1024 + more)
-        shift = 16
+        shift = BIAS_SHIFT if name.endswith("router.bias") else VECTOR_SHIFT
     else:
         draw = bits(step, name, ELEMENT, shape[0] * shape[1])
         lanes = sum(((draw >> U64(s)) & U64(0xFFFF)).astype(np.int64) for s in (0, 16, 32, 48))
@@ -77,6 +79,8 @@ def value(step, name, shape, wide):
         whole = whole * factors(0, name, COLUMN, shape[1])
         whole = whole * (5 + int(bits(step, name, OF_STEP, 1)[0] & U64(7)))
         shift = SHIFT.get(name, 34)
+        if name.endswith("router.weight"):
+            whole[-1] = whole[-2]  # two experts have the same score
     result = whole.astype(np.float32).astype(np.float64) * 2.0**-shift
     return result * spread(name, shape) if wide else result
 

@@ -60,6 +60,10 @@ TEST_CASE("a router and its gradient are exact", "[cuda][routing]") {
         const Array bias(DType::f32, {rule.experts}, random_values(rule.experts, 2, 0.1F));
         const Array gradients(DType::f32, {rows, rule.per_token},
                               random_values(rows * rule.per_token, 3));
+        Array begins(DType::i32, {rule.experts + 1});  // expert i has i + 1 slots
+        for (int64_t i = 0; i <= rule.experts; ++i) {
+          begins.as<int32_t>()[i] = static_cast<int32_t>(i * (i + 1) / 2);
+        }
         const auto run = [&](Side& side) {
           const View on_device = side.put(logits);
           const Routed routed = route(side, rule, on_device, side.put(bias));
@@ -67,7 +71,15 @@ TEST_CASE("a router and its gradient are exact", "[cuda][routing]") {
           ops::count_choices(side.stream(), routed.chosen, counts);
           const View loads = side.put(Array(DType::i64, {rule.experts + 1}));
           ops::add_loads(side.stream(), counts, rows * rule.per_token / rule.experts, loads);
+          const View slots = side.space(DType::i32, routed.slots.shape);
+          const View sources = side.space(DType::i32, {rule.experts * (rule.experts + 1) / 2});
+          ops::assign_slots(side.stream(), {.chosen = routed.chosen,
+                                            .experts = rule.experts,
+                                            .begins = side.put(begins),
+                                            .slots = slots,
+                                            .sources = sources});
           const View d_logits = side.space(DType::f32, on_device.shape);
+          const View losses = side.space(DType::f32, {2, rows});
           ops::route_backward(side.stream(), {.rule = rule,
                                               .logits = on_device,
                                               .chosen = routed.chosen,
@@ -77,11 +89,13 @@ TEST_CASE("a router and its gradient are exact", "[cuda][routing]") {
                                               .balance_loss = 0.1F,
                                               .z_loss = 0.01F,
                                               .gradient_scale = side.put_value(2.0F),
-                                              .gradient_factor = 0.25F});
+                                              .gradient_factor = 0.25F,
+                                              .losses = losses});
           return std::array{side.get(routed.chosen), side.get(routed.probabilities),
                             side.get(routed.slots),  side.get(routed.sources),
                             side.get(counts),        side.get(loads),
-                            side.get(d_logits)};
+                            side.get(d_logits),      side.get(slots),
+                            side.get(sources),       side.get(losses)};
         };
         const auto cuda = on_cuda(run);
         const auto cpu = on_cpu(run);
