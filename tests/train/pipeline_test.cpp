@@ -270,38 +270,22 @@ TEST_CASE("replicas of stages train as replicas of the whole model do, in every 
   check_same(train_stages(settings, 2, 2), train_stages(settings, 1, 2));
 }
 
-TEST_CASE("stages of ranks that share each layer train as one rank with the same parts does") {
+TEST_CASE("stages of ranks that share each layer train as whole ranks with the same parts do") {
   const std::string plan = GENERATE("bf16", "te-delayed", "te-current", "torchao-tensorwise");
-  const int64_t stages = GENERATE(2, 4);
-  const Recompute recompute = GENERATE(Recompute::none, Recompute::mlp);
+  const auto [stages, replicas, zero_stage] = GENERATE(
+      table<int64_t, int, int>({{2, 1, 0}, {4, 1, 0}, {2, 2, 0}, {2, 2, 1}, {2, 2, 2}, {2, 2, 3}}));
   const Order order = GENERATE(from_range(kOrders));
-  CAPTURE(plan, stages, name_of(recompute), order.kind);
+  CAPTURE(plan, stages, replicas, zero_stage, order.kind);
   EngineSettings settings = in_order(four_blocks(test::small_gpt2(plan), 3), order, stages);
-  settings.step.decoder.recompute = recompute;
+  settings.step.decoder.recompute = GENERATE(Recompute::none, Recompute::mlp);
   settings.strategy.layout.tensor_parts = 2;
-  const Trained one = train(settings, nullptr);
-  settings.strategy.layout.tensor = 2;
-  const Trained ranks = train_stages(settings, stages, 2);
-  CHECK(ranks.losses == one.losses);  // after updates, too
-  CHECK(ranks.norms == one.norms);
-  CHECK(ranks.evaluated == one.evaluated);
-  CHECK(ranks.as_planned);
-}
-
-TEST_CASE("replicas of stages whose ranks share layers train as one, in every stage of ZeRO") {
-  const std::string plan = GENERATE("bf16", "te-delayed", "torchao-rowwise");
-  const int zero_stage = GENERATE(0, 1, 2, 3);
-  const Order order = GENERATE(from_range(kOrders));
-  CAPTURE(plan, zero_stage, order.kind);
-  EngineSettings settings = in_order(four_blocks(test::small_gpt2(plan), 3), order, 2);
-  settings.strategy.layout.tensor_parts = 2;
-  const Trained replicas = train_stages(settings, 1, 2);
+  const Trained whole = train_stages(settings, 1, replicas);
   settings.strategy.layout.tensor = 2;
   settings.strategy.zero_stage = zero_stage;
-  const Trained ranks = train_stages(settings, 2, 4);
-  CHECK(ranks.losses == replicas.losses);
-  CHECK(ranks.norms == replicas.norms);
-  CHECK(ranks.evaluated == replicas.evaluated);
+  const Trained ranks = train_stages(settings, stages, 2 * replicas);
+  CHECK(ranks.losses == whole.losses);  // after updates, too
+  CHECK(ranks.norms == whole.norms);
+  CHECK(ranks.evaluated == whole.evaluated);
   CHECK(ranks.as_planned);
 }
 

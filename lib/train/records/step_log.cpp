@@ -88,6 +88,16 @@ std::optional<ExpertLoads> loads_of(Engine& engine, int64_t step) {
   return loads;
 }
 
+/// Without slots of weights of which only other ranks have parts: nothing has been seen of them.
+std::vector<SlotReport> slots_of(Engine& engine) {
+  std::vector<SlotReport> slots = engine.slot_reports();
+  if (engine.plain()) {
+    slots.clear();  // they are of the last scaled step
+  }
+  std::erase_if(slots, [](const SlotReport& slot) { return slot.statistics.count == 0; });
+  return slots;
+}
+
 struct Shares {
   std::optional<double> mfu, speed_of_light;
 };
@@ -126,12 +136,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
                         flops_per_token(session_->engine.model, session_->engine.step.seq_length);
   const Shares shares = shares_of(limits_, engine, waits.planned, tflops, steps, seconds);
   state.loss = loss.mean;
-  std::vector<SlotReport> slots = engine.slot_reports();
-  if (engine.plain()) {
-    slots.clear();  // they are of the last scaled step
-  }
-  // Nothing has been seen of weights of which only other ranks have parts.
-  std::erase_if(slots, [](const SlotReport& slot) { return slot.statistics.count == 0; });
+  const std::vector<SlotReport> slots = slots_of(engine);
   const ScalingSummary scaling = summarize(slots);
   const Settings& settings = session_->settings;
   const double lr =
