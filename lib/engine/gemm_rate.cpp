@@ -21,6 +21,11 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+double flops_of(int64_t rows) {
+  const auto size = static_cast<double>(rows);
+  return 2 * size * size * size;
+}
+
 }  // namespace
 
 std::vector<float> uniform_values(int64_t count) {
@@ -90,6 +95,7 @@ void GemmRate::measure() {
     size.seconds.erase(size.seconds.begin());
   }
   size.seconds.push_back(watch.seconds() / at_once_);
+  highest_ = std::max(highest_, flops_of(size.rows) / size.seconds.back());
   spent_ += whole.seconds();
 }
 
@@ -97,8 +103,7 @@ double GemmRate::flops_per_second() const {
   double best = 0;
   for (const Size& size : sizes_) {
     if (!size.seconds.empty()) {
-      const auto rows = static_cast<double>(size.rows);
-      best = std::max(best, 2 * rows * rows * rows / median(size.seconds));
+      best = std::max(best, flops_of(size.rows) / median(size.seconds));
     }
   }
   return best;

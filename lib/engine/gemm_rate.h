@@ -31,6 +31,8 @@ class GemmRate {
   /// Returns the FLOPs per second of the size for which their median is highest; 0: nothing was
   /// measured.
   double flops_per_second() const;
+  /// Returns those of the fastest product of all.
+  double highest_flops_per_second() const { return highest_; }
   /// Returns how often the size that was timed least often was timed.
   size_t samples() const { return sizes_.back().seconds.size(); }
   /// Returns the seconds that all calls of measure() have taken.
@@ -46,7 +48,7 @@ class GemmRate {
   int at_once_;
   std::vector<Size> sizes_;
   size_t next_ = 0;
-  double spent_ = 0;
+  double spent_ = 0, highest_ = 0;
   Tensor a_, b_, c_;
 };
 

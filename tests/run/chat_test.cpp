@@ -106,6 +106,41 @@ TEST_CASE("a chat model answers, ends where the template does, and knows the dia
              Contains("ask.jsonl:1: the last message is not the user's"));
   CHECK_THAT(expect_code(2, run.path(), {"generate", "--checkpoint", "out", "--system", "a"}).err,
              Contains("--system is for dialogues; add --chat"));
+
+  // Texts of several prompts and seeds, three at a time.
+  write_file(run.path() / "prompts.jsonl", "{\"prompt\": \"What is\"}\n{\"prompt\": \"And\"}\n");
+  const Words common = {"generate", "--checkpoint", "out", "--max-new-tokens", "12"};
+  const auto with = [&](const Words& more) {
+    Words words = common;
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const std::vector<std::string> texts =
+      lines_of(expect_code(0, run.path(),
+                           with({"--prompts", "prompts.jsonl", "--samples", "2", "--seed", "5",
+                                 "--batch-size", "3"}))
+                   .out);
+  REQUIRE(texts.size() == 4);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const auto text = nlohmann::json::parse(texts[i]);
+    CHECK(text.at("prompt") == (i < 2 ? "What is" : "And"));
+    CHECK(text.at("seed") == 5 + i % 2);
+    const std::string alone = expect_code(0, run.path(),
+                                          with({"--prompt", text.at("prompt").get<std::string>(),
+                                                "--seed", std::to_string(5 + i % 2)}))
+                                  .out;
+    // Bytes that are no characters are U+FFFD in JSON.
+    const nlohmann::json line = text.at("text").get<std::string>() + "\n";
+    const auto replace = nlohmann::json::error_handler_t::replace;
+    CHECK(line.dump() == nlohmann::json(alone).dump(-1, ' ', false, replace));
+  }
+  write_file(run.path() / "prompts.jsonl", "{\"prompt\": 1}\n");
+  CHECK_THAT(expect_code(3, run.path(), with({"--prompts", "prompts.jsonl"})).err,
+             Contains("prompts.jsonl:1: expected an object with \"prompt\""));
+  CHECK_THAT(expect_code(2, run.path(), with({"--samples", "2", "--chat"})).err,
+             Contains("leave out --chat"));
+  CHECK_THAT(expect_code(2, run.path(), with({"--samples", "2", "--batch-size", "257"})).err,
+             Contains("--batch-size: 257 is not in [1, 256]"));
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ std::optional<double> SpeedLimits::flops_per_second() const {
   if (gpu_ != nullptr) {
     return gpu_->tera_flops_16bit * 1e12;
   }
-  return rate_ != nullptr ? std::optional(rate_->flops_per_second()) : std::nullopt;
+  return rate_ != nullptr ? std::optional(rate_->highest_flops_per_second()) : std::nullopt;
 }
 
 void SpeedLimits::predict(const EngineSettings& settings) {

@@ -28,7 +28,7 @@ class SpeedLimits {
   /// time, as they share processors when they train.
   void measure(DType dtype, double seconds);
   /// Returns the FLOPs per second of 16-bit products that the maker of the GPU states, or those
-  /// that were measured on the CPU in the type of measure(). Nothing: not known.
+  /// of the fastest one that was measured on the CPU, in the type of measure(). Nothing: not known.
   std::optional<double> flops_per_second() const;
 
   /// Returns the seconds that a step of an engine with these settings would take: on a GPU those of
