@@ -54,6 +54,7 @@ constexpr std::pair<const char*, const char*> kEnvironmentVariables[] = {
     {"FP8TRAIN_CPU_ISA",
      "Lowers the level of instructions: x86-64, x86-64-v3 or x86-64-v4; armv8-a on Arm"},
     {"FP8TRAIN_CPU_GEMM", "Units that multiply 16-bit operands on a CPU: fp32 or bf16"},
+    {"FP8TRAIN_CPU_PACK", "0: weights have no copies that a CPU multiplies faster"},
     {"FP8TRAIN_CUDA_ATTENTION", "Attention on a GPU: own or cudnn"},
     {"FP8TRAIN_GEMM_PROBE",
      "always: tries the FP8 products of the GPU again, as if none were known from earlier starts"},

@@ -203,7 +203,9 @@ void Decoder::allocate(const DecoderOptions& options) {
   parameters_.allocate(*device_, options.gradients, options.sharing);
   scaling_.allocate(*device_);
   for (size_t unit = 0; unit < units(); ++unit) {
-    for_each_linear(unit, [&](Linear& linear) { linear.weight().allocate(*device_, parameters_); });
+    for_each_linear(unit, [&](Linear& linear) {
+      linear.weight().allocate(*device_, parameters_, options.gradients);
+    });
   }
   if (config_.positions == PositionKind::rope) {
     fill_rotary_tables();

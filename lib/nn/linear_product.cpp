@@ -27,7 +27,7 @@ ops::GemmOperand read_next_to(const StepContext& context, ops::GemmOperand opera
   if (quantized.empty()) {
     return operand;
   }
-  if (other.quantized.empty()) {
+  if (other.quantized.empty()) {  // what is packed is codes
     const View values =
         allocate(*context.scratch, other.plain.dtype, quantized.rowwise.codes.shape);
     ops::dequantize(context.stream, quantized, values);
@@ -53,6 +53,7 @@ View copied_columns(const StepContext& context, const ConstView& x, int64_t firs
 ops::GemmOperand part_of(const StepContext& context, const ops::GemmOperand& operand, int64_t first,
                          int64_t count) {
   ops::GemmOperand part = operand;
+  part.packed = {};
   if (operand.quantized.empty()) {
     part.plain = operand.transposed ? rows_of(operand.plain, first, count)
                                     : copied_columns(context, operand.plain, first, count);

@@ -100,7 +100,7 @@ bool LinearWeight::needs_plain_weight() const {
          !plan_.evaluate_scaled || plan_.has_plain_stages;
 }
 
-void LinearWeight::allocate(Device& device, ParameterStore& store) {
+void LinearWeight::allocate(Device& device, ParameterStore& store, bool trains) {
   check_device(device);
   if (code_scales_ != nullptr) {
     return;
@@ -126,6 +126,7 @@ void LinearWeight::allocate(Device& device, ParameterStore& store) {
     }
   }
   offer_weight_cast();
+  allocate_packed(device, store, trains);
 }
 
 void LinearWeight::check_device(const Device& device) const {
@@ -181,7 +182,20 @@ ops::GemmOperand LinearWeight::weight_operand(const StepContext& context, Along 
   if (code_scales_ != nullptr) {
     return operand_of_codes(context, along);
   }
-  if (w_.reads_codes(context, along)) {
+  const bool of_codes = w_.reads_codes(context, along);
+  ops::GemmOperand operand = made_operand(along, of_codes);
+  const auto packed = std::ranges::find_if(packed_, [&](const Packed& form) {
+    return form.along == along && form.of_codes == of_codes;
+  });
+  if (packed != packed_.end()) {
+    operand.packed = packed->memory;
+  }
+  return operand;
+}
+
+/// As refresh() makes it.
+ops::GemmOperand LinearWeight::made_operand(Along along, bool of_codes) const {
+  if (of_codes) {
     const auto cast = std::ranges::find(weight_casts_, w_.slot(along), &TensorCast::slot);
     return cast->operand(along);
   }
@@ -305,7 +319,7 @@ View LinearWeight::part_value(const StepContext& context) const {
   return value;
 }
 
-void LinearWeight::refresh(const StepContext& context, Refresh what) {
+void LinearWeight::refresh_operands(const StepContext& context, Refresh what) {
   if (code_scales_ != nullptr) {
     return;
   }

@@ -8,6 +8,10 @@
 // (ops/pointwise/smoothing.h). That depends on the micro-batch and is cast from the weight's value
 // in every forward pass, in addition to dgrad's operand, which is made once per step.
 //
+// If the library of the device has a layout of its own for weights (ops::pack_operand), the
+// operands that training reads, or evaluation where nothing is trained, are also stored in it.
+// Passes that read other operands, and parts of a weight, find them as they are.
+//
 // A frozen weight may be codes alone, with the scales of their rows or blocks (set_codes). Then no
 // operand stays: a product reads the codes as they are, if they are in the format of its operand,
 // or an operand that is made of them before it.
@@ -43,8 +47,8 @@ class LinearWeight {
   /// Allocates the weight's GEMM operands in the store that has the weight: those that are the
   /// weight as the plan stores it, in addition to a master, are charged to the weights. After the
   /// store and the scaling state have been allocated. Throws DeviceError where the device cannot
-  /// compute the plan's products.
-  void allocate(Device& device, ParameterStore& store);
+  /// compute the plan's products. `trains`: passes run backward.
+  void allocate(Device& device, ParameterStore& store, bool trains = true);
 
   enum class Refresh : uint8_t {
     all,
@@ -53,7 +57,10 @@ class LinearWeight {
     again,         ///< all, to the bits that they had: their memory was others' in between
   };
   /// Makes the weight's GEMM operands from its value; once per optimizer step, or again.
-  void refresh(const StepContext& context, Refresh what);
+  void refresh(const StepContext& context, Refresh what) {
+    refresh_operands(context, what);
+    pack(context, what);
+  }
 
   /// Where ranks have parts of the weight and its copy or codes are gathered: makes this rank's
   /// part of them, once per optimizer step. First comes the amax of the part, or those of its
@@ -73,6 +80,17 @@ class LinearWeight {
   Parameter& parameter() const { return *weight_; }
 
  private:
+  /// An operand as the device's library reads it: of codes, or of the plain weight.
+  struct Packed {
+    Along along;
+    bool of_codes;
+    View memory;
+  };
+
+  void refresh_operands(const StepContext& context, Refresh what);
+  void allocate_packed(Device& device, ParameterStore& store, bool trains);
+  void pack(const StepContext& context, Refresh what) const;
+  ops::GemmOperand made_operand(Along along, bool of_codes) const;
   ops::GemmOperand weight_operand(const StepContext& context, Along along) const;
   /// In scratch, unless it is the codes as they are.
   ops::GemmOperand operand_of_codes(const StepContext& context, Along along) const;
@@ -106,6 +124,7 @@ class LinearWeight {
   bool optimizer_casts_ = false;  // the weight, through Parameter::cast
   View plain_copy_;
   std::vector<TensorCast> weight_casts_;
+  std::vector<Packed> packed_;
   std::vector<Tensor> stored_scales_;  ///< [2]: inverse, and the scale that was cast with
 };
 

@@ -1,4 +1,4 @@
-// A frozen weight that is codes alone.
+// A frozen weight that is codes alone, and operands in the layout of the device's library.
 
 #include "nn/linear_weight.h"
 #include "ops/cast/quantize.h"
@@ -21,6 +21,12 @@ QuantizedTensor transposed_blocks(const StepContext& context, QuantizedTensor te
   }
   part = {.codes = codes, .scale_inv = reshaped(scales, {scales.count()})};
   return tensor;
+}
+
+/// Whether products read codes of w as they are: not as values, next to a plain operand, and not in
+/// the order of a short accumulator.
+bool reads_codes_alone(const GemmPlan& gemm) {
+  return gemm.a.is_scaled() && !gemm.emulate_accumulator;
 }
 
 }  // namespace
@@ -66,6 +72,38 @@ ops::GemmOperand LinearWeight::operand_of_codes(const StepContext& context, Alon
       transposed ? w_.operands(context, values, {nullptr, context.scratch})
                  : w_.operands(context, values, {context.scratch, nullptr});
   return transposed ? made.along_columns : made.along_rows;
+}
+
+void LinearWeight::allocate_packed(Device& device, ParameterStore& store, bool trains) {
+  for (const Along along : {Along::rows, Along::columns}) {
+    const bool of_codes =
+        is_scaled(along) && (along == Along::columns || trains || plan_.evaluate_scaled);
+    const GemmPlan& gemm = along == Along::rows ? plan_.fprop : plan_.dgrad;
+    const bool is_read = along == Along::rows ? !plan_.is_smoothed() : trains;
+    if (!is_read || (of_codes && !reads_codes_alone(gemm))) {
+      continue;
+    }
+    ops::GemmOperand b = made_operand(along, of_codes);
+    b.transposed = !b.transposed;  // as multiply() calls it
+    const auto bytes = static_cast<int64_t>(ops::packed_bytes(device.traits(), b));
+    if (bytes > 0) {
+      const View memory = store.operand_memory(device, *weight_, MemoryCategory::quantized_weights,
+                                               DType::u8, {bytes});
+      packed_.push_back({along, of_codes, memory});
+    }
+  }
+}
+
+/// A frozen weight does not change with an update.
+void LinearWeight::pack(const StepContext& context, Refresh what) const {
+  if (what == Refresh::after_update && !weight_->trained) {
+    return;
+  }
+  for (const Packed& packed : packed_) {
+    ops::GemmOperand b = made_operand(packed.along, packed.of_codes);
+    b.transposed = !b.transposed;
+    ops::pack_operand(context.stream, b, packed.memory);
+  }
 }
 
 }  // namespace fp8train

@@ -231,6 +231,69 @@ TEST_CASE("gemm has the same bits for any number of threads", "[gemm]") {
   }
 }
 
+/// b as pack_operand() writes it; no bytes where products read it as it is.
+std::vector<uint8_t> packed_of(const ops::GemmOperand& b) {
+  std::vector<uint8_t> bytes(ops::packed_bytes(DeviceTraits{}, b));
+  if (!bytes.empty()) {
+    ops::pack_operand(cpu_stream(), b,
+                      {bytes.data(), DType::u8, {static_cast<int64_t>(bytes.size())}});
+  }
+  return bytes;
+}
+
+bool has_packed_products() {
+  return std::string(ops::cpu_gemm_engine(DType::f32)) == "fp32 (avx512)";
+}
+
+TEST_CASE("a product has the same bits with a packed operand", "[gemm]") {
+  float scale = 0.37F;
+  const std::array<int64_t, 3> shapes[] = {{1, 512, 512},  {3, 100, 300}, {33, 48, 80},
+                                           {257, 40, 130}, {70, 37, 65},  {300, 1000, 192}};
+  for (const auto& [m, n, k] : shapes) {
+    for (const auto& [a_type, b_type] : operand_types()) {
+      for (const bool transposed : {false, true}) {
+        for (const DType c_type : {DType::f32, DType::bf16}) {
+          INFO(m << " x " << n << " x " << k << " " << name_of(a_type) << " " << name_of(b_type)
+                 << " -> " << name_of(c_type) << " " << transposed);
+          Operands as_stored({m, n, k, a_type, b_type, c_type, false, transposed});
+          Operands o = as_stored;
+          ops::Gemm call = as_stored.call();
+          call.bias = as_stored.bias;
+          call.b = {{}, transposed, with_tensor_scale(as_stored.b, &scale)};
+          ops::gemm(cpu_stream(), call);
+          call.c = o.c;
+          std::vector<uint8_t> packed = packed_of(call.b);
+          CHECK(packed.empty() != has_packed_products());
+          call.b.packed = {packed.data(), DType::u8, {static_cast<int64_t>(packed.size())}};
+          for (const int threads : {1, 2, 3}) {
+            set_threads(threads);
+            ops::gemm(cpu_stream(), call);
+            CHECK(o.c.bytes() == as_stored.c.bytes());
+          }
+          set_threads(default_threads());
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a packed operand is read in place of what is stored", "[gemm]") {
+  Operands o({16, 64, 48, DType::e4m3, DType::e4m3, DType::f32, false, true});
+  ops::Gemm call = o.call();
+  std::vector<uint8_t> packed = packed_of(call.b);
+  const Operands before = o;
+  ops::gemm(cpu_stream(), call);
+  const Array product = o.c;
+  for (int64_t i = 0; i < o.b.count(); ++i) {
+    o.b.set(i, 0.0F);
+  }
+  call.b.packed = {packed.data(), DType::u8, {static_cast<int64_t>(packed.size())}};
+  ops::gemm(cpu_stream(), call);
+  CHECK((o.c.bytes() == product.bytes()) == has_packed_products());
+  CHECK_THROWS_AS(ops::pack_operand(cpu_stream(), call.b, {packed.data(), DType::u8, {7}}),
+                  InternalError);
+}
+
 TEST_CASE("the workspace of gemm stops growing", "[gemm]") {
   Operands o({128, 96, 64, DType::e4m3, DType::e5m2, DType::bf16, true, false});
   ops::gemm(cpu_stream(), o.call());

@@ -96,7 +96,8 @@ double worst_difference(const Array& a, const Array& b, double relative, double 
 /// Whether `run` gives the same bits at every level with 1, 2 and 3 threads. Where
 /// FP8TRAIN_BITS_FILE is set: true, after one run, of which the file gets a line (the test's name,
 /// the number of the run, its bytes and their hash), so that builds for different processors can be
-/// compared (scripts/checks/aarch64.sh).
-bool same_everywhere(const std::function<Bits(const ops::OpTable&)>& run);
+/// compared (scripts/checks/aarch64.sh). `fused`: without the lowest of several levels, which has
+/// no fused multiply-add.
+bool same_everywhere(const std::function<Bits(const ops::OpTable&)>& run, bool fused = false);
 
 }  // namespace fp8train::test

@@ -4,7 +4,10 @@
 
 #include <catch2/catch.hpp>
 
+#include <cstdlib>
+
 #include "engine/dry_run.h"
+#include "ops/gemm/gemm.h"
 #include "support/small_llama.h"
 
 using namespace fp8train;
@@ -17,7 +20,18 @@ constexpr int64_t kInner = 1536;
 constexpr double kLinear = 3.0 * kWidth * kWidth + kWidth * kWidth + 3.0 * kWidth * kInner;
 constexpr double kNorms = 2.0 * kWidth;
 
-MemoryLedger ledger_of(const PrecisionPlan& plan, int64_t blocks, int ranks = 1, int stage = 0) {
+/// FP8TRAIN_CPU_PACK while it lives.
+class PackedWeights {
+ public:
+  explicit PackedWeights(const char* value) { setenv("FP8TRAIN_CPU_PACK", value, 1); }
+  ~PackedWeights() { unsetenv("FP8TRAIN_CPU_PACK"); }
+  PackedWeights(const PackedWeights&) = delete;
+  PackedWeights& operator=(const PackedWeights&) = delete;
+};
+
+MemoryLedger ledger_of(const PrecisionPlan& plan, int64_t blocks, int ranks = 1, int stage = 0,
+                       const char* packs = "0") {
+  const PackedWeights scope(packs);
   EngineSettings settings = test::small_llama("fp32");
   settings.strategy.zero_stage = stage;
   settings.model.hidden_size = kWidth;
@@ -89,6 +103,26 @@ TEST_CASE("a weight in the type that GEMMs read is held once") {
   const PrecisionPlan plan = resolve_plan(request);
   CHECK(per_parameter(plan, MemoryCategory::weights, 4) == Approx(2.0).epsilon(1e-4));
   CHECK(per_parameter(plan, MemoryCategory::quantized_weights, 0) == 0.0);
+}
+
+TEST_CASE("packed weights of both GEMMs are part of the plan") {
+  const auto packed = [](const char* name) {
+    const auto bytes = [&](int64_t blocks, const char* packs) {
+      return ledger_of(plan_named(name), blocks, 1, 0, packs)
+          .current(MemoryCategory::quantized_weights);
+    };
+    const auto block = bytes(3, "1") - bytes(2, "1") - (bytes(3, "0") - bytes(2, "0"));
+    return static_cast<double>(block) / kLinear;
+  };
+  const std::string engine = ops::cpu_gemm_engine(DType::bf16);
+  const bool packs = engine == "fp32 (avx512)" || engine.starts_with("bf16");
+  const double bytes = engine.starts_with("bf16") ? 2.0 : 4.0;
+  CHECK(packed("bf16") == (packs ? 2 * bytes : 0.0));  // extents here are whole blocks of oneDNN's
+  CHECK(packed("te-delayed") == packed("bf16"));
+  CHECK(packed("torchao-rowwise") == packed("bf16"));
+  CHECK(packed("te-mxfp8") == packed("bf16"));
+  CHECK(packed("fp32") == (packs ? 8.0 : 0.0));
+  CHECK(packed("deepseek-v3") == 0.0);  // products of its blocks are in tiles
 }
 
 TEST_CASE("a master weight in two halves takes two bytes next to its weight, on any ranks") {

@@ -332,8 +332,8 @@ FP8TRAIN_HD void for_each_task(int64_t tasks, bool in_parallel, const QuantizeSi
   uint32_t largest_in_kernel = 0;
   uint64_t saturated = 0;
   uint64_t underflow = 0;
-  // Later blocks see more keys, so neighbors go to different threads.
-#pragma omp parallel for schedule(static, 1) reduction(max : largest, largest_in_kernel) \
+  // Later blocks see more keys. Maxima and counts do not depend on which thread has which.
+#pragma omp parallel for schedule(dynamic, 1) reduction(max : largest, largest_in_kernel) \
     reduction(+ : saturated, underflow) if (in_parallel)
   for (int64_t task = 0; task < tasks; ++task) {
     TaskCounts counts;

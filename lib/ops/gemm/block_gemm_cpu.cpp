@@ -35,16 +35,13 @@ ScaledWorkspace& scaled_workspace() {
   return instance;
 }
 
-/// Codes times the scales of their blocks, exact in bf16.
-View values_under(Stream stream, const GemmOperand& operand, GrowingBuffer& buffer) {
-  const DType type = uses_bf16_units() ? DType::bf16 : DType::f32;
-  QuantizedTensor tensor = without_tensor_scale(operand.quantized);
-  tensor.rowwise.row_scale_inv = nullptr;
-  const Shape& shape = tensor.rowwise.codes.shape;
-  const View values = {buffer.reserve(static_cast<size_t>(shape.count()) * size_of(type)), type,
-                       shape};
-  ops::dequantize(stream, tensor, values);
-  return values;
+/// Values as an operand with a scale for the tensor; `scale` may be null.
+GemmOperand as_values(ConstView values, bool transposed, const float* scale) {
+  QuantizedTensor tensor;
+  tensor.rowwise.codes = {const_cast<void*>(values.data), values.dtype, values.shape};
+  tensor.format = plain(values.dtype);
+  tensor.tensor_scale_inv = const_cast<float*>(scale);
+  return {{}, transposed, tensor};
 }
 
 /// The part of an operand that gemm takes, without the scales of its rows: codes, those of int8 in
@@ -57,8 +54,23 @@ ConstView values_of_rows(Stream stream, const GemmOperand& operand, GrowingBuffe
   if (codes.dtype != DType::i8) {
     return codes;
   }
-  const DType type = uses_bf16_units() ? DType::bf16 : DType::f32;
+  const DType type = multiplied_type(operand);
   return {prepare_operand(operand, type, false, buffer), type, codes.shape};
+}
+
+/// Sets b of a product that has all else: values of `b`, from `values_of`, and its scale of the
+/// tensor. Where the product reads b packed, there are no values.
+template <typename ValuesOf>
+void set_values_of_b(Gemm& product, const GemmOperand& b, const float* scale,
+                     const ValuesOf& values_of) {
+  const ConstView codes = b.matrix();
+  const bool are_values = is_fp8(codes.dtype) && b.quantized.format.block == per::row;
+  const DType type = are_values ? codes.dtype : multiplied_type(b);
+  product.b = as_values({codes.data, type, codes.shape}, true, scale);
+  product.b.packed = b.packed;
+  if (product.emulate_accumulator || !reads_packed(product)) {
+    product.b = as_values(values_of(), true, scale);
+  }
 }
 
 /// The scale of each row; of a tensor that has one of its own it is that.
@@ -82,10 +94,11 @@ void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
       static_cast<float*>(space.product.reserve(static_cast<size_t>(m * n) * sizeof(float)));
   const float* const row_scales = scales_of_rows(call.a.quantized, space.row_scales);
   const float* const column_scales = scales_of_rows(call.b.quantized, space.column_scales);
-  ops::gemm(stream, {.a = {values_of_rows(stream, call.a, space.a)},
-                     .b = {values_of_rows(stream, call.b, space.b), true},
-                     .c = {product, DType::f32, {m, n}},
-                     .emulate_accumulator = call.emulate_accumulator});
+  Gemm values = {.a = {values_of_rows(stream, call.a, space.a)},
+                 .c = {product, DType::f32, {m, n}},
+                 .emulate_accumulator = call.emulate_accumulator};
+  set_values_of_b(values, call.b, nullptr, [&] { return values_of_rows(stream, call.b, space.b); });
+  ops::gemm(stream, values);
   const int64_t rows_at_once = std::max<int64_t>(1, kFinishElements / n);
   const int64_t chunks = ceil_div(m, rows_at_once);
 #if defined(_OPENMP)
@@ -111,18 +124,14 @@ void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
 /// Powers of two, and e4m3 scales of e2m1 codes: operands with the scales of their blocks in them,
 /// exact in bf16, and a plain product times the scales of the tensors.
 void multiply_scaled(Stream stream, const Gemm& call, ScaledWorkspace& space) {
-  const auto dequantized = [&](const GemmOperand& operand, GrowingBuffer& buffer) {
-    QuantizedTensor values;
-    values.rowwise.codes = values_under(stream, operand, buffer);
-    values.format = plain(values.rowwise.codes.dtype);
-    values.tensor_scale_inv = operand.quantized.tensor_scale_inv;
-    return GemmOperand{{}, operand.transposed, values};
-  };
-  ops::gemm(stream, {.a = dequantized(call.a, space.a),
-                     .b = dequantized(call.b, space.b),
-                     .c = call.c,
-                     .beta = call.beta,
-                     .bias = call.bias});
+  Gemm values = {.a = as_values(values_under(stream, call.a, space.a), false,
+                                call.a.quantized.tensor_scale_inv),
+                 .c = call.c,
+                 .beta = call.beta,
+                 .bias = call.bias};
+  set_values_of_b(values, call.b, call.b.quantized.tensor_scale_inv,
+                  [&] { return values_under(stream, call.b, space.b); });
+  ops::gemm(stream, values);
 }
 
 BlockScales scales_of(const QuantizedTensor& tensor) {
@@ -189,6 +198,17 @@ void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
 }
 
 }  // namespace
+
+View values_under(Stream stream, const GemmOperand& operand, GrowingBuffer& buffer) {
+  const DType type = multiplied_type(operand);
+  QuantizedTensor tensor = without_tensor_scale(operand.quantized);
+  tensor.rowwise.row_scale_inv = nullptr;
+  const Shape& shape = tensor.rowwise.codes.shape;
+  const View values = {buffer.reserve(static_cast<size_t>(shape.count()) * size_of(type)), type,
+                       shape};
+  ops::dequantize(stream, tensor, values);
+  return values;
+}
 
 void multiply_blocks(Stream stream, const Gemm& call) {
   ScaledWorkspace& space = scaled_workspace();

@@ -75,6 +75,13 @@ void gemm(Stream stream, const Gemm& call) {
   dispatch_as<&OpTable::gemm>(call.a.has_blocks() ? "scaled_gemm" : "gemm", stream, call);
 }
 
+void pack_operand(Stream stream, const GemmOperand& b, View packed) {
+  check(b.plain.empty() != b.quantized.empty() && b.matrix().shape.rank() == 2 &&
+            packed.dtype == DType::u8,
+        "pack_operand: a matrix and bytes expected");
+  dispatch<&OpTable::pack_operand>(stream, b, packed);
+}
+
 void tune_gemms(Device& device, const std::string& folder) {
   dispatch<&OpTable::tune_gemms>(device, folder);
 }

@@ -18,10 +18,10 @@
 // has no bf16 units) and the only rounding is that of the fp32 accumulation. Scales of blocks that
 // are powers of two go to the operands first, which rounds nothing, down to values of 2^-126
 // (smaller ones may count as 0). On the cpu the bits depend on shapes and processor, not on the
-// number of threads; each thread that calls gemm keeps a workspace for converted operands, which
-// grows in the first step only. Where a chip or its library lacks a product of blocks, or refuses a
-// shape, both operands are dequantized to bf16 (to fp16 for an fp16 c) in scratch memory of the
-// caller and multiplied so: a step allocates nothing, and gemm_support() says why. Where tensor
+// number of threads; converted operands are in scratch memory of the caller, or where that is too
+// little in memory that the thread holds. Where a chip or its library lacks a product of blocks, or
+// refuses a shape, both operands are dequantized to bf16 (to fp16 for an fp16 c) in such memory and
+// multiplied so: a step allocates nothing, and gemm_support() says why. Where tensor
 // cores take K in multiples only, scaled operands are copied there with zeros behind them.
 
 #include <string>
@@ -37,6 +37,9 @@ struct GemmOperand {
   ConstView plain;            ///< as stored, rank 2; codes are read without a scale
   bool transposed = false;    ///< use the transpose of what is stored
   QuantizedTensor quantized;  ///< `rowwise` is read, rank 2; a null tensor_scale_inv means 1
+  /// Of b alone: what pack_operand() has made of this operand, which a product reads instead of it.
+  /// Empty: not packed.
+  ConstView packed;
 
   /// Values or codes as stored.
   ConstView matrix() const { return quantized.empty() ? plain : quantized.rowwise.codes; }
@@ -77,6 +80,15 @@ struct Gemm {
 
 /// Throws InternalError when shapes, formats or scratch do not fit.
 void gemm(Stream stream, const Gemm& call);
+
+/// Returns the bytes that pack_operand() writes for an operand b on a device with these traits. 0:
+/// products there read it as it is, or FP8TRAIN_CPU_PACK is 0.
+size_t packed_bytes(const DeviceTraits& traits, const GemmOperand& b);
+
+/// Writes op(b) in the layout that the device's library reads, with the same values and without the
+/// scales that a product applies to its sum: work that each product does otherwise. packed: u8, of
+/// packed_bytes(). The results of products have the same bits.
+void pack_operand(Stream stream, const GemmOperand& b, View packed);
 
 /// To be called once at start-up: on a GPU each new kind of product is then timed with every
 /// algorithm that its library suggests, outside of the step's memory, and keeps the fastest, which

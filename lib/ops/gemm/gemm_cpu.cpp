@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <compare>
-#include <cstring>
 #include <map>
 #include <memory>
 
@@ -24,16 +23,20 @@ using dnnl::memory;
 /// The key of a WholeProduct: a [m, k] times op(b) [k, n], and the steps after it.
 struct ProductKey {
   int64_t m, n, k;
-  bool bf16_operands, b_transposed, bf16_result, add, scaled, biased;
+  bool bf16_operands, b_transposed, bf16_result, add, scaled, biased, packed;
   int threads;
 
   // clang-tidy takes the 0 that the comparison compares with for a null pointer.
   auto operator<=>(const ProductKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
-/// op(b) [k, n], stored packed in a matrix of row length `stride`.
-memory::desc operand_b(const ProductKey& key, int64_t n, memory::data_type type) {
-  return stored_matrix(key.k, n, type, key.b_transposed, key.b_transposed ? key.k : key.n);
+/// op(b) [k, n]; false where it should be packed and there is no layout for it.
+memory::desc operand_b(const ProductKey& key, memory::data_type type) {
+  if (!key.packed) {
+    return stored_matrix(key.k, key.n, type, key.b_transposed, key.b_transposed ? key.k : key.n);
+  }
+  const memory::desc* const layout = packed_layout(key.k, key.n, type);
+  return layout == nullptr ? memory::desc() : *layout;
 }
 
 memory::data_type operand_type(const ProductKey& key) {
@@ -46,7 +49,7 @@ struct WholeProduct {
   explicit WholeProduct(const ProductKey& key) {
     const auto type = operand_type(key);
     const auto a = row_major(key.m, key.k, type, key.k);
-    const auto b = operand_b(key, key.n, type);
+    const auto b = operand_b(key, type);
     const auto c = row_major(
         key.m, key.n, key.bf16_result ? memory::data_type::bf16 : memory::data_type::f32, key.n);
     const auto scale = row_major(1, 1, memory::data_type::f32, 1);
@@ -72,8 +75,7 @@ struct WholeProduct {
     attributes.set_post_ops(post_ops);
     // An invalid description is not an error here: the other way is taken then.
     const auto description = describe_product(a, b, c, attributes, true);
-    valid =
-        static_cast<bool>(description) && std::strncmp(description.impl_info_str(), "brg", 3) == 0;
+    valid = is_blocked(description);
     if (!valid) {
       return;
     }
@@ -110,22 +112,37 @@ Workspace& workspace() {
   return instance;
 }
 
+/// Whether the product writes c itself, and leaves nothing to finish_rows().
+bool is_direct(const Gemm& call, DType type) {
+  return call.c.dtype == DType::f32 || (type == DType::bf16 && call.c.dtype == DType::bf16);
+}
+
+ProductKey key_of(const Gemm& call, DType type) {
+  const bool direct = is_direct(call, type);
+  return {.m = call.c.shape[0],
+          .n = call.c.shape[1],
+          .k = call.depth(),
+          .bf16_operands = type == DType::bf16,
+          .b_transposed = call.b.transposed,
+          .bf16_result = direct && call.c.dtype == DType::bf16,
+          .add = direct && call.beta != 0.0F,
+          .scaled = direct && (call.a.quantized.tensor_scale_inv != nullptr ||
+                               call.b.quantized.tensor_scale_inv != nullptr),
+          .biased = direct && !call.bias.empty(),
+          .packed = !call.b.packed.empty(),
+          .threads = max_threads()};
+}
+
 /// The product as one primitive. False where oneDNN has no blocked kernel for it.
-bool run_whole(const Gemm& call, ProductKey key, Workspace& space) {
-  const DType type = key.bf16_operands ? DType::bf16 : DType::f32;
-  const bool direct =
-      call.c.dtype == DType::f32 || (key.bf16_operands && call.c.dtype == DType::bf16);
-  key.bf16_result = direct && call.c.dtype == DType::bf16;
-  key.add = direct && call.beta != 0.0F;
-  key.scaled = direct && (call.a.quantized.tensor_scale_inv != nullptr ||
-                          call.b.quantized.tensor_scale_inv != nullptr);
-  key.biased = direct && !call.bias.empty();
+bool run_whole(const Gemm& call, DType type, Workspace& space) {
+  const ProductKey key = key_of(call, type);
+  const bool direct = is_direct(call, type);
   WholeProduct& product = cached(space.whole, key);
   if (!product.valid) {
     return false;
   }
   const void* a = prepare_operand(call.a, type, true, space.a);
-  const void* b = prepare_operand(call.b, type, false, space.b);
+  const void* b = key.packed ? call.b.packed.data : prepare_operand(call.b, type, false, space.b);
   void* c = direct ? call.c.data
                    : space.product.reserve(static_cast<size_t>(key.m * key.n) * sizeof(float));
   void* scratchpad = space.scratchpad.reserve(std::max<size_t>(product.scratchpad_bytes, 1));
@@ -139,15 +156,15 @@ bool run_whole(const Gemm& call, ProductKey key, Workspace& space) {
 }
 
 /// The product by tiles, in fp32, where oneDNN has no blocked kernel.
-void run_tiled(const Gemm& call, const ProductKey& key, Workspace& space) {
-  const TiledKey tiles = {.m = key.m,
-                          .n = key.n,
-                          .k = key.k,
-                          .depth = key.k,
-                          .type = memory::data_type::f32,
-                          .b_transposed = key.b_transposed,
-                          .threads = key.threads};
-  TiledProduct& product = cached(space.tiled, tiles);
+void run_tiled(const Gemm& call, Workspace& space) {
+  const TiledKey key = {.m = call.c.shape[0],
+                        .n = call.c.shape[1],
+                        .k = call.depth(),
+                        .depth = call.depth(),
+                        .type = memory::data_type::f32,
+                        .b_transposed = call.b.transposed,
+                        .threads = max_threads()};
+  TiledProduct& product = cached(space.tiled, key);
   const void* a = prepare_operand(call.a, DType::f32, true, space.a);
   const void* b = prepare_operand(call.b, DType::f32, false, space.b);
   const ProductEpilogue all = epilogue_of(call, scale_of(call));
@@ -186,23 +203,26 @@ void gemm(Stream stream, const Gemm& call) {
   if (call.emulate_accumulator && is_fp8(call.a.matrix().dtype) && is_fp8(call.b.matrix().dtype)) {
     return run_emulated(call, space);
   }
-  ProductKey key = {};
-  key.m = call.c.shape[0];
-  key.n = call.c.shape[1];
-  key.k = call.depth();
-  key.b_transposed = call.b.transposed;
-  key.threads = max_threads();
-  const DType type = call.a.matrix().dtype;
-  if (uses_bf16_units() && (is_fp8(type) || type == DType::bf16)) {
-    key.bf16_operands = true;
-    if (run_whole(call, key, space)) {
-      return;
-    }
-    key.bf16_operands = false;
+  const DType type = multiplied_type(call.a);
+  if (run_whole(call, type, space)) {
+    return;
   }
-  if (!run_whole(call, key, space)) {
-    run_tiled(call, key, space);
+  Gemm as_stored = call;
+  as_stored.b.packed = {};
+  if ((call.b.packed.empty() || !run_whole(as_stored, type, space)) &&
+      (type == DType::f32 || !run_whole(as_stored, DType::f32, space))) {
+    run_tiled(as_stored, space);
   }
+}
+
+DType multiplied_type(const GemmOperand& operand) {
+  const DType type = operand.matrix().dtype;
+  return type != DType::f32 && type != DType::f16 && uses_bf16_units() ? DType::bf16 : DType::f32;
+}
+
+bool reads_packed(const Gemm& call) {
+  return !call.b.packed.empty() &&
+         cached(workspace().whole, key_of(call, multiplied_type(call.a))).valid;
 }
 
 bool probe_gemms(Device& /*device*/, const Fp8Products* /*known*/) {

@@ -91,6 +91,10 @@ bool multiply(Stream stream, Product product, const ConstView& bias) {
   return true;
 }
 
+void pack_operand(Stream /*stream*/, const GemmOperand& /*b*/, View /*packed*/) {
+  throw InternalError("cuBLASLt reads operands as they are stored");
+}
+
 void tune_gemms(Device& device, const std::string& folder) {
   gemm_plans(cuda_context(device.stream())).tune(folder);
 }

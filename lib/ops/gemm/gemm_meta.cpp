@@ -89,6 +89,10 @@ void gemm(Stream stream, const Gemm& call) {
   count(stream, work);
 }
 
+void pack_operand(Stream stream, const GemmOperand& b, View packed) {
+  count(stream, {.bytes = bytes_of(b.matrix()) + bytes_of(packed), .launches = 1});
+}
+
 bool probe_gemms(Device& /*device*/, const Fp8Products* /*known*/) {
   return true;
 }

@@ -38,8 +38,18 @@ std::optional<DType> gemm_units_of_environment();
 const void* prepare_operand(const GemmOperand& operand, DType type, bool row_major,
                             GrowingBuffer& buffer);
 
+/// The type in which an operand is multiplied, if oneDNN has a blocked kernel for the product.
+DType multiplied_type(const GemmOperand& operand);
+
+/// Whether the product of these extents reads the packed b. Where it does, b's matrix is not read.
+bool reads_packed(const Gemm& call);
+
 /// gemm() of operands that have a scale for each block.
 void multiply_blocks(Stream stream, const Gemm& call);
+
+/// Codes times the scales of their blocks, without those above them, exact in the type that they
+/// are multiplied in.
+View values_under(Stream stream, const GemmOperand& operand, GrowingBuffer& buffer);
 
 /// Product of the reciprocal scales of the two tensors.
 float scale_of(const Gemm& call);

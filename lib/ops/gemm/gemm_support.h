@@ -65,8 +65,8 @@ GemmSupport gemm_support(const DeviceTraits& traits, const GemmFormats& formats,
 /// Returns the same for the formats and extents of `call`, whose data is not read.
 GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call);
 
-/// Returns the bytes of `call.scratch` on a device with these traits; 0 where the product is
-/// native.
+/// Returns the bytes of `call.scratch` on a device with these traits: on the cpu all that a product
+/// takes, for a GPU's library 0 where the product is native.
 size_t gemm_scratch_bytes(const DeviceTraits& traits, const Gemm& call);
 /// The bytes of both operands in a type of 16 bits, the second one aligned to 256 bytes.
 size_t dequantized_scratch_bytes(const Gemm& call);

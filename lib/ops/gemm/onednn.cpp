@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <exception>
 #include <optional>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/math.h"
@@ -96,7 +98,7 @@ void Execution::add(int argument, const memory::desc& description) {
   arguments_.push_back({argument, memories_.back().get()});
 }
 
-void Execution::run(const dnnl::matmul& primitive, std::initializer_list<const void*> data) {
+void Execution::run(const dnnl::primitive& primitive, std::initializer_list<const void*> data) {
   size_t i = 0;
   for (const void* pointer : data) {
     if (pointer != nullptr) {
@@ -105,7 +107,7 @@ void Execution::run(const dnnl::matmul& primitive, std::initializer_list<const v
   }
   const dnnl_status_t status = dnnl_primitive_execute(
       primitive.get(), stream_of_thread(), static_cast<int>(arguments_.size()), arguments_.data());
-  check(status == dnnl_success, "oneDNN matmul failed");
+  check(status == dnnl_success, "oneDNN failed");
 }
 
 memory::desc row_major(int64_t rows, int64_t columns, memory::data_type type, int64_t stride) {
@@ -126,6 +128,23 @@ dnnl::matmul::primitive_desc describe_product(const memory::desc& a, const memor
 #else
   return {dnnl::matmul::desc(a, b, c), attributes, onednn_engine(), may_be_empty};
 #endif
+}
+
+bool is_blocked(const dnnl::matmul::primitive_desc& description) {
+  return static_cast<bool>(description) && std::strncmp(description.impl_info_str(), "brg", 3) == 0;
+}
+
+const memory::desc* packed_layout(int64_t k, int64_t n, memory::data_type type) {
+  constexpr int64_t kRows = 1024;  // the layout is the same for all extents M
+  thread_local std::map<std::tuple<int64_t, int64_t, memory::data_type>, memory::desc> layouts;
+  const auto [found, is_new] = layouts.try_emplace({k, n, type});
+  if (is_new) {
+    const auto description = describe_product(
+        row_major(kRows, k, type, k), memory::desc({k, n}, type, memory::format_tag::any),
+        row_major(kRows, n, memory::data_type::f32, n), {}, true);
+    found->second = is_blocked(description) ? description.weights_desc() : memory::desc();
+  }
+  return found->second.get_size() == 0 ? nullptr : &found->second;
 }
 
 TiledProduct::TiledProduct(const TiledKey& key)

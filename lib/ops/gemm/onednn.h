@@ -35,7 +35,7 @@ class Execution {
  public:
   void add(int argument, const dnnl::memory::desc& description);
   /// `data` in the order of add(); null for what was not added.
-  void run(const dnnl::matmul& primitive, std::initializer_list<const void*> data);
+  void run(const dnnl::primitive& primitive, std::initializer_list<const void*> data);
 
  private:
   std::vector<dnnl::memory> memories_;
@@ -57,6 +57,12 @@ dnnl::matmul::primitive_desc describe_product(const dnnl::memory::desc& a,
                                               const dnnl::memory::desc& c,
                                               const dnnl::primitive_attr& attributes,
                                               bool may_be_empty);
+/// Whether it is oneDNN's blocked kernel ("brg") for it.
+bool is_blocked(const dnnl::matmul::primitive_desc& description);
+
+/// The layout in which oneDNN's blocked kernel reads op(b) [k, n] without a copy of its own; null
+/// where it has no such kernel.
+const dnnl::memory::desc* packed_layout(int64_t k, int64_t n, dnnl::memory::data_type type);
 
 constexpr int64_t kTileRows = 128;
 constexpr int64_t kTileColumns = 256;

@@ -49,6 +49,23 @@ FP8TRAIN_HD void products_of_codes(const T* gate, const T* up, const float* scal
   }
 }
 
+struct SiluPair {
+  float value, derivative;
+};
+/// silu(x) and silu_derivative(x), with their bits, from one exponential: that of -128 and below
+/// is 0.
+FP8TRAIN_HD SiluPair silu_pair(float x) {
+  const float limited = detail::clamp(x, -128.0F, 128.0F);
+  const float below = x < -128.0F ? -128.0F : x;
+  const bool negative = (bits_of(x) & 0x80000000U) != 0;
+  const float z = exp_f32(-float_of(bits_of(limited) & 0x7FFFFFFFU));
+  const float large = 1.0F / (1.0F + z);
+  const float small = z * large;
+  const float sigmoid = (negative ? z : 1.0F) / (1.0F + z);
+  return {below * sigmoid,
+          (negative ? small : large) * (1.0F + limited * (negative ? large : small))};
+}
+
 /// The gradients of gate and up.
 template <typename T>
 FP8TRAIN_HD void swiglu_gradients(const T* __restrict dy, const T* __restrict gate,
@@ -57,8 +74,9 @@ FP8TRAIN_HD void swiglu_gradients(const T* __restrict dy, const T* __restrict ga
   for (int64_t i = 0; i < count; ++i) {
     const float g = load_as_float(gate + i);
     const float incoming = load_as_float(dy + i);
-    store_from_float(d_gate + i, incoming * load_as_float(up + i) * silu_derivative(g));
-    store_from_float(d_up + i, incoming * silu(g));
+    const SiluPair silu_of_g = silu_pair(g);
+    store_from_float(d_gate + i, incoming * load_as_float(up + i) * silu_of_g.derivative);
+    store_from_float(d_up + i, incoming * silu_of_g.value);
   }
 }
 

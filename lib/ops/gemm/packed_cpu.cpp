@@ -1,0 +1,99 @@
+// Operands in the layout of oneDNN's blocked kernel, which otherwise copies b into it in each call.
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+
+#include "base/error.h"
+#include "ops/dispatch/cpu_operations.h"
+#include "ops/gemm/gemm_operands_cpu.h"
+#include "ops/gemm/onednn.h"
+
+namespace fp8train::ops {
+namespace cpu {
+namespace {
+
+using dnnl::memory;
+
+/// Whether values are made of codes before they are packed.
+bool has_values_under(const GemmOperand& b) {
+  return b.has_blocks() && b.quantized.format.block != per::row;
+}
+
+/// Whether products of such codes are of whole matrices, and not of blocks of K.
+bool is_whole(const GemmOperand& b) {
+  const TensorFormat& format = b.quantized.format;
+  return !has_values_under(b) || format.row_scaled || facts_of(format.scale_type).exact_in_bf16;
+}
+
+/// Returns the layout that oneDNN reads op(b) in; null: its kernels read it as it is.
+const memory::desc* layout_of(const GemmOperand& b) {
+  const Shape& shape = b.matrix().shape;
+  const bool is_bf16 = multiplied_type(b) == DType::bf16;
+  return !is_whole(b) ? nullptr
+                      : packed_layout(shape[b.transposed ? 1 : 0], shape[b.transposed ? 0 : 1],
+                                      is_bf16 ? memory::data_type::bf16 : memory::data_type::f32);
+}
+
+/// A copy of a matrix [rows, columns], or of its transpose, into another layout.
+struct Reorder {
+  Reorder(const memory::desc& from, const memory::desc& to) {
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    const dnnl::reorder::primitive_desc description(onednn_engine(), from, onednn_engine(), to,
+                                                    attributes);
+    scratchpad_bytes = description.scratchpad_desc().get_size();
+    primitive = dnnl::reorder(description);
+    execution.add(DNNL_ARG_FROM, from);
+    execution.add(DNNL_ARG_TO, to);
+    execution.add(DNNL_ARG_SCRATCHPAD, description.scratchpad_desc());
+  }
+
+  dnnl::reorder primitive;
+  Execution execution;
+  size_t scratchpad_bytes = 0;
+};
+
+struct PackWorkspace {
+  GrowingBuffer values, scratchpad;
+};
+
+/// The matrix as it is stored, in a type that oneDNN converts exactly to that of the product.
+ConstView values_of(Stream stream, const GemmOperand& b, GrowingBuffer& buffer) {
+  const ConstView matrix = b.matrix();
+  if (has_values_under(b)) {
+    return values_under(stream, b, buffer);
+  }
+  const DType type =
+      matrix.dtype == DType::f32 || matrix.dtype == DType::f16 ? DType::f32 : DType::bf16;
+  return {prepare_operand(b, type, false, buffer), type, matrix.shape};
+}
+
+}  // namespace
+
+void pack_operand(Stream stream, const GemmOperand& b, View packed) {
+  const memory::desc* const layout = layout_of(b);
+  check(layout != nullptr && packed.count() == static_cast<int64_t>(layout->get_size()),
+        "pack_operand: memory of packed_bytes() expected");
+  thread_local PackWorkspace space;
+  const ConstView values = values_of(stream, b, space.values);
+  const auto type = values.dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+  const int64_t rows = values.shape[b.transposed ? 1 : 0];
+  const int64_t columns = values.shape[b.transposed ? 0 : 1];
+  Reorder reorder(stored_matrix(rows, columns, type, b.transposed, values.shape[1]), *layout);
+  reorder.execution.run(reorder.primitive,
+                        {values.data, packed.data,
+                         space.scratchpad.reserve(std::max<size_t>(reorder.scratchpad_bytes, 1))});
+}
+
+}  // namespace cpu
+
+size_t packed_bytes(const DeviceTraits& traits, const GemmOperand& b) {
+  const bool is_gpu = traits.fp8_gemm_by_library || traits.library_workspace > 0;
+  const char* const wanted = std::getenv("FP8TRAIN_CPU_PACK");
+  const bool is_off = wanted != nullptr && std::string_view(wanted) == "0";
+  const dnnl::memory::desc* const layout = is_gpu || is_off ? nullptr : cpu::layout_of(b);
+  return layout == nullptr ? 0 : layout->get_size();
+}
+
+}  // namespace fp8train::ops
