@@ -38,9 +38,9 @@ ScaledWorkspace& scaled_workspace() {
 /// Codes times the scales of their blocks, exact in bf16.
 View values_under(Stream stream, const GemmOperand& operand, GrowingBuffer& buffer) {
   const DType type = uses_bf16_units() ? DType::bf16 : DType::f32;
-  QuantizedTensor tensor = without_tensor_scale(operand.quantized);
-  tensor.rowwise.row_scale_inv = nullptr;
-  const Shape& shape = tensor.rowwise.codes.shape;
+  Encoded tensor = without_tensor_scale(operand.quantized);
+  tensor.row_scales = nullptr;
+  const Shape& shape = tensor.codes.shape;
   const View values = {buffer.reserve(static_cast<size_t>(shape.count()) * size_of(type)), type,
                        shape};
   ops::dequantize(stream, tensor, values);
@@ -62,14 +62,13 @@ ConstView values_of_rows(Stream stream, const GemmOperand& operand, GrowingBuffe
 }
 
 /// The scale of each row; of a tensor that has one of its own it is that.
-const float* scales_of_rows(const QuantizedTensor& tensor, GrowingBuffer& buffer) {
-  const Quantized& part = tensor.rowwise;
-  if (tensor.format.block == per::row || part.row_scale_inv != nullptr) {
-    return part.row_scale_inv != nullptr ? part.row_scale_inv : part.scale_inv.as<float>();
+const float* scales_of_rows(const Encoded& tensor, GrowingBuffer& buffer) {
+  if (tensor.format.block == per::row || tensor.row_scales != nullptr) {
+    return tensor.row_scales != nullptr ? tensor.row_scales : tensor.scales.as<float>();
   }
-  const int64_t rows = part.codes.shape.rows();
+  const int64_t rows = tensor.codes.shape.rows();
   auto* const scales = static_cast<float*>(buffer.reserve(static_cast<size_t>(rows) * 4));
-  std::fill_n(scales, rows, *tensor.tensor_scale_inv);
+  std::fill_n(scales, rows, *tensor.tensor_scale);
   return scales;
 }
 
@@ -112,10 +111,8 @@ void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
 /// exact in bf16, and a plain product times the scales of the tensors.
 void multiply_scaled(Stream stream, const Gemm& call, ScaledWorkspace& space) {
   const auto dequantized = [&](const GemmOperand& operand, GrowingBuffer& buffer) {
-    QuantizedTensor values;
-    values.rowwise.codes = values_under(stream, operand, buffer);
-    values.format = plain(values.rowwise.codes.dtype);
-    values.tensor_scale_inv = operand.quantized.tensor_scale_inv;
+    Encoded values = values_under(stream, operand, buffer);
+    values.tensor_scale = operand.quantized.tensor_scale;
     return GemmOperand{{}, operand.transposed, values};
   };
   ops::gemm(stream, {.a = dequantized(call.a, space.a),
@@ -123,10 +120,6 @@ void multiply_scaled(Stream stream, const Gemm& call, ScaledWorkspace& space) {
                      .c = call.c,
                      .beta = call.beta,
                      .bias = call.bias});
-}
-
-BlockScales scales_of(const QuantizedTensor& tensor) {
-  return block_scales(tensor.rowwise, tensor.format, tensor.layout);
 }
 
 /// The arguments of a tile's product.
@@ -159,8 +152,8 @@ void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
   TiledProduct& product = cached(space.blocks, key);
   const void* a = prepare_operand(call.a, type, false, space.a);
   const void* b = prepare_operand(call.b, type, false, space.b);
-  const BlockScales a_scales = scales_of(call.a.quantized);
-  const BlockScales b_scales = scales_of(call.b.quantized);
+  const BlockScales a_scales = block_scales(call.a.quantized);
+  const BlockScales b_scales = block_scales(call.b.quantized);
   check(a_scales.grid.width == kBlockDepth && b_scales.grid.width == kBlockDepth,
         "gemm: fp32 scales on the cpu are of blocks of 128");
   const ProductEpilogue all = epilogue_of(call, 1.0F);

@@ -117,8 +117,8 @@ bool run_whole(const Gemm& call, ProductKey key, Workspace& space) {
       call.c.dtype == DType::f32 || (key.bf16_operands && call.c.dtype == DType::bf16);
   key.bf16_result = direct && call.c.dtype == DType::bf16;
   key.add = direct && call.beta != 0.0F;
-  key.scaled = direct && (call.a.quantized.tensor_scale_inv != nullptr ||
-                          call.b.quantized.tensor_scale_inv != nullptr);
+  key.scaled = direct && (call.a.quantized.tensor_scale != nullptr ||
+                          call.b.quantized.tensor_scale != nullptr);
   key.biased = direct && !call.bias.empty();
   WholeProduct& product = cached(space.whole, key);
   if (!product.valid) {
