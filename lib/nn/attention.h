@@ -64,7 +64,7 @@ class Attention {
     /// being those of the rank.
     View projected, attended, log_sum_exp;
     /// Codes of q, k and v and of the output, which backward in FP8 reads instead.
-    QuantizedTensor projected_codes, attended_codes;
+    Encoded projected_codes, attended_codes;
     /// Set if there are head norms: q and k before them, [B * T, H D] and [B * T, Hkv D], and fp32
     /// [B * T, H] and [B * T, Hkv]; for each of StepContext::tensor_parts its heads.
     View q_original, k_original, q_rstd, k_rstd;

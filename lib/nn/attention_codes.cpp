@@ -46,7 +46,7 @@ void Attention::codes_forward(const StepContext& context, int64_t batch, Arena& 
   const QuantizedInput::Memory memory = {&of_codes, nullptr};
   saved.projected_codes =
       scaling_->qkv.operands(context, saved.projected, memory).along_rows.quantized;
-  const View& codes = saved.projected_codes.rowwise.codes;
+  const View& codes = saved.projected_codes.codes;
   const bool is_cast = scaling_->out.slot(Along::rows) != nullptr;
   const InputTensor out =
       is_cast ? scaling_->out.allocate(context, attended.dtype, attended.shape, memory) : attended;
@@ -59,7 +59,7 @@ void Attention::codes_forward(const StepContext& context, int64_t batch, Arena& 
                           .out = slice(out.plain, 0, length),
                           .log_sum_exp = saved.log_sum_exp,
                           .document_starts = context.document_starts,
-                          .codes = {.qkv_inv = saved.projected_codes.tensor_scale_inv,
+                          .codes = {.qkv_inv = saved.projected_codes.tensor_scale,
                                     .probabilities = in_kernel(context, *scaling_->probabilities),
                                     .cast = out.cast}});
   if (is_cast) {
@@ -75,9 +75,8 @@ void Attention::codes_backward(const StepContext& context, const View& d_attende
   const auto& [heads, kv_heads, head_dim] = dimensions_;
   const int64_t length = d_projected.shape.rows() / batch;
   const QuantizedInput::Memory memory = {context.scratch, nullptr};
-  const QuantizedTensor dout =
-      scaling_->dout.operands(context, d_attended, memory).along_rows.quantized;
-  const View& codes = saved.projected_codes.rowwise.codes;
+  const Encoded dout = scaling_->dout.operands(context, d_attended, memory).along_rows.quantized;
+  const View& codes = saved.projected_codes.codes;
   const bool out_in_codes = !saved.attended_codes.empty();
   const bool is_cast = scaling_->dqkv.slot(Along::rows) != nullptr;
   const InputTensor dqkv =
@@ -90,16 +89,16 @@ void Attention::codes_backward(const StepContext& context, const View& d_attende
       .q = slice(codes, 0, length),
       .k = slice(codes, heads, length),
       .v = slice(codes, heads + kv_heads, length),
-      .out = slice(out_in_codes ? saved.attended_codes.rowwise.codes : saved.attended, 0, length),
+      .out = slice(out_in_codes ? saved.attended_codes.codes : saved.attended, 0, length),
       .log_sum_exp = saved.log_sum_exp,
-      .dout = slice(dout.rowwise.codes, 0, length),
+      .dout = slice(dout.codes, 0, length),
       .dq = slice(dqkv.plain, 0, length),
       .dk = slice(dqkv.plain, heads, length),
       .dv = slice(dqkv.plain, heads + kv_heads, length),
       .document_starts = context.document_starts,
-      .codes = {.qkv_inv = saved.projected_codes.tensor_scale_inv,
-                .out_inv = saved.attended_codes.tensor_scale_inv,
-                .dout_inv = dout.tensor_scale_inv,
+      .codes = {.qkv_inv = saved.projected_codes.tensor_scale,
+                .out_inv = saved.attended_codes.tensor_scale,
+                .dout_inv = dout.tensor_scale,
                 .probabilities = in_kernel(forward, *scaling_->probabilities),
                 .dscores = in_kernel(context, *scaling_->dscores),
                 .cast = dqkv.cast}};

@@ -18,26 +18,25 @@ void round_as(const StepContext& context, ConstView x, const ScalingSlot& slot, 
   const TensorFormat& format = slot.format;
   const bool of_tensor = format.block == per::tensor;
   const auto scalar = [&] { return allocate(*context.scratch, DType::f32, {1}).as<float>(); };
-  QuantizedTensor codes = {.rowwise = {}, .columnwise = {}, .format = format};
-  codes.rowwise.codes = allocate(*context.scratch, format.dtype, x.shape);
+  Encoded codes(allocate(*context.scratch, format.dtype, x.shape), format);
   if (of_tensor || (format.is_two_level() && !format.row_scaled)) {
-    codes.tensor_scale = of_tensor ? slot.scale : scalar();
-    codes.tensor_scale_inv = scalar();
+    codes.cast_scales = of_tensor ? slot.scale : scalar();
+    codes.tensor_scale = scalar();
   }
   if (!of_tensor) {
     const int64_t scales =
         ops::scale_grid(format.block, x.shape.rows(), x.shape.back(), ScaleLayout::row_major).count;
     codes.format.rounding = Rounding::nearest_even;
-    codes.rowwise.scale_inv = allocate(*context.scratch, dtype_of(format.scale_type), {scales});
+    codes.scales = allocate(*context.scratch, dtype_of(format.scale_type), {scales});
     if (format.row_scaled) {
       const View of_rows = allocate(*context.scratch, DType::f32, {x.shape.rows()});
-      codes.rowwise.row_scale_inv = of_rows.as<float>();
+      codes.row_scales = of_rows.as<float>();
     }
     if (format.block == per::row) {
-      codes.rowwise.scale = allocate(*context.scratch, DType::f32, {scales}).as<float>();
+      codes.cast_scales = allocate(*context.scratch, DType::f32, {scales}).as<float>();
     }
   }
-  ops::quantize(context.stream, x, codes, nullptr, nullptr);
+  ops::quantize(context.stream, x, {codes}, nullptr, nullptr);
   ops::dequantize(context.stream, codes, values);
 }
 

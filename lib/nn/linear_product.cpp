@@ -12,10 +12,10 @@ namespace fp8train {
 namespace {
 
 /// The scale of the tensor for each of its rows.
-View row_scales(const StepContext& context, const QuantizedTensor& tensor) {
-  const View scales = allocate(*context.scratch, DType::f32, {tensor.rowwise.codes.shape.rows()});
+View row_scales(const StepContext& context, const Encoded& tensor) {
+  const View scales = allocate(*context.scratch, DType::f32, {tensor.codes.shape.rows()});
   ops::fill(context.stream, scales, 1.0F);
-  ops::scale_by(context.stream, scales, tensor.tensor_scale_inv);
+  ops::scale_by(context.stream, scales, tensor.tensor_scale);
   return scales;
 }
 
@@ -23,20 +23,19 @@ View row_scales(const StepContext& context, const QuantizedTensor& tensor) {
 /// values, one scale of a tensor next to those of rows as scales of rows.
 ops::GemmOperand read_next_to(const StepContext& context, ops::GemmOperand operand,
                               const ops::GemmOperand& other) {
-  QuantizedTensor& quantized = operand.quantized;
+  Encoded& quantized = operand.quantized;
   if (quantized.empty()) {
     return operand;
   }
   if (other.quantized.empty()) {  // what is packed is codes
-    const View values =
-        allocate(*context.scratch, other.plain.dtype, quantized.rowwise.codes.shape);
+    const View values = allocate(*context.scratch, other.plain.dtype, quantized.codes.shape);
     ops::dequantize(context.stream, quantized, values);
     return {values, operand.transposed};
   }
   const TensorFormat format = ops::read_as(quantized.format, other.quantized.format);
   if (format.block != quantized.format.block) {
-    quantized.rowwise.scale_inv = row_scales(context, quantized);
-    quantized.tensor_scale_inv = nullptr;
+    quantized.scales = row_scales(context, quantized);
+    quantized.tensor_scale = nullptr;
     quantized.format = format;
   }
   return operand;
@@ -60,29 +59,27 @@ ops::GemmOperand part_of(const StepContext& context, const ops::GemmOperand& ope
     return part;
   }
   const TensorFormat& format = operand.quantized.format;
-  Quantized& codes = part.quantized.rowwise;
+  Encoded& codes = part.quantized;
   if (operand.transposed) {
     check(!operand.has_blocks() || format.block == per::row,
           "codes with scales of blocks lie along the contracted extent");
     codes.codes = rows_of(codes.codes, first, count);
     if (format.block == per::row) {
-      codes.scale_inv = {codes.scale_inv.as<float>() + first, DType::f32, {count}};
+      codes.scales = {codes.scales.as<float>() + first, DType::f32, {count}};
     }
     return part;
   }
   codes.codes = copied_columns(context, codes.codes, first, count);
   if (operand.has_blocks() && format.block != per::row) {
     const int64_t width = format.block.as_stored().columns;
-    check(
-        first % width == 0 && count % width == 0 && part.quantized.layout == ScaleLayout::row_major,
-        "parts of the contracted extent are whole blocks");
-    const ops::ScaleGrid grid =
-        ops::scale_grid(format.block, operand.matrix().shape.rows(), operand.matrix().shape.back(),
-                        part.quantized.layout);
-    const View scales = reshaped(codes.scale_inv, {grid.rows, grid.columns});
-    codes.scale_inv = copied_columns(context, scales, first / width, count / width);
-    codes.scale_inv = reshaped(codes.scale_inv, {codes.scale_inv.count()});
-    codes.scale = nullptr;
+    check(first % width == 0 && count % width == 0 && codes.layout == ScaleLayout::row_major,
+          "parts of the contracted extent are whole blocks");
+    const ops::ScaleGrid grid = ops::scale_grid(format.block, operand.matrix().shape.rows(),
+                                                operand.matrix().shape.back(), codes.layout);
+    const View scales = reshaped(codes.scales, {grid.rows, grid.columns});
+    codes.scales = copied_columns(context, scales, first / width, count / width);
+    codes.scales = reshaped(codes.scales, {codes.scales.count()});
+    codes.cast_scales = nullptr;
   }
   return part;
 }

@@ -10,7 +10,7 @@
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_support.h"
 #include "precision/linear_plan.h"
-#include "tensor/quantized.h"
+#include "tensor/encoded.h"
 
 namespace fp8train {
 

@@ -119,10 +119,10 @@ void LinearWeight::allocate(Device& device, ParameterStore& store, bool trains) 
   weight_casts_ = w_.casts(device.traits(), weight_->shape);
   for (TensorCast& cast : weight_casts_) {
     cast.allocate(memory, memory);
-    if (!blockwise(cast.codes.format)) {
+    if (!blockwise(cast.codes.format())) {
       // The scale at the time of the cast: the slot may move on.
       stored_scales_.emplace_back(device, DType::f32, Shape{2}, MemoryCategory::scaling_state);
-      cast.codes.tensor_scale_inv = stored_scales_.back().view().as<float>();
+      cast.codes.set(&Encoded::tensor_scale, stored_scales_.back().view().as<float>());
     }
   }
   offer_weight_cast();
@@ -160,7 +160,7 @@ void LinearWeight::check_device(const Device& device) const {
 
 void LinearWeight::offer_weight_cast() {
   if (!weight_->trained || weight_casts_.size() != 1 ||
-      blockwise(weight_casts_.front().codes.format) || !weight_->cast.empty() ||
+      blockwise(weight_casts_.front().codes.format()) || !weight_->cast.empty() ||
       weight_->value.empty() || !weight_->updated.whole) {
     return;  // no update, nothing to cast, casts with a scale for each block, another layer's
              // weight too, a value that must be rounded before it is cast, or a part of it
@@ -241,7 +241,7 @@ bool LinearWeight::find_part_amax(const StepContext& context) const {
 void LinearWeight::agree_on_rows(const StepContext& context) const {
   const bool are_cut = plan_.site.split == Split::rows && context.tensor_ranks != nullptr;
   if (are_cut && !weight_->updated.block_amax.empty() &&
-      weight_casts_.front().codes.format.block == per::row) {
+      weight_casts_.front().codes.format().block == per::row) {
     context.tensor_ranks->largest(context, weight_->updated.block_amax);
   }
 }
@@ -268,14 +268,11 @@ void LinearWeight::make_part(const StepContext& context) const {
     ops::compute_current_scale(context.stream, slot.amax, slot.format, slot.scale, slot.scale_inv);
   }
   ops::cast(context.stream, View{slot.scale_inv, DType::f32, {1}},
-            View{cast.codes.tensor_scale_inv, DType::f32, {1}});
+            View{cast.codes.either().tensor_scale, DType::f32, {1}});
   if (updated.count() > 0) {
-    ops::quantize(context.stream, value,
-                  {.rowwise = {.codes = updated.gathered, .scale_inv = {}},
-                   .columnwise = {},
-                   .tensor_scale = slot.scale,
-                   .format = slot.format},
-                  slot.scales_now ? nullptr : slot.amax,
+    Encoded part(updated.gathered, slot.format);
+    part.cast_scales = slot.scale;
+    ops::quantize(context.stream, value, {part}, slot.scales_now ? nullptr : slot.amax,
                   context.collect_statistics ? slot.statistics : nullptr);
     cast.fill_sample(context, value);
   }
@@ -351,7 +348,7 @@ void LinearWeight::refresh_operands(const StepContext& context, Refresh what) {
     if (!cast_already) {
       cast.quantize(context, value, cast_by_optimizer);
     }
-    if (!weight_->updated.whole && !blockwise(cast.codes.format)) {
+    if (!weight_->updated.whole && !blockwise(cast.codes.format())) {
       ops::cast(context.stream, View{cast.slot->scale, DType::f32, {1}}, scale_storage(cast));
     }
     cast.fill_sample(context, value);
@@ -364,18 +361,18 @@ void LinearWeight::cast_again(const StepContext& context, ConstView value) const
   unrecorded.training = false;
   unrecorded.collect_statistics = false;
   for (const TensorCast& cast : weight_casts_) {
-    if (blockwise(cast.codes.format)) {
+    if (blockwise(cast.codes.format())) {
       cast.quantize(unrecorded, value, false);
       continue;
     }
     QuantizedTensor codes = cast.codes;
-    codes.tensor_scale = scale_storage(cast).as<float>();
+    codes.set(&Encoded::cast_scales, scale_storage(cast).as<float>());
     ops::quantize(context.stream, value, codes, nullptr, nullptr);
   }
 }
 
 View LinearWeight::scale_storage(const TensorCast& cast) {
-  return {cast.codes.tensor_scale_inv + 1, DType::f32, {1}};
+  return {cast.codes.either().tensor_scale + 1, DType::f32, {1}};
 }
 
 }  // namespace fp8train

@@ -25,7 +25,7 @@
 #include "nn/quantized_input.h"
 #include "precision/linear_plan.h"
 #include "precision/scaling_state.h"
-#include "tensor/quantized.h"
+#include "tensor/encoded.h"
 
 namespace fp8train {
 
@@ -94,7 +94,7 @@ class LinearWeight {
   ops::GemmOperand weight_operand(const StepContext& context, Along along) const;
   /// In scratch, unless it is the codes as they are.
   ops::GemmOperand operand_of_codes(const StepContext& context, Along along) const;
-  QuantizedTensor codes() const;
+  Encoded codes() const;
   View decoded(const StepContext& context, DType type) const;
   /// Returns fprop's operand of w / smoothing, in scratch.
   ops::GemmOperand smoothed_weight(const StepContext& context, ConstView smoothing) const;

@@ -8,19 +8,16 @@ namespace fp8train {
 namespace {
 
 /// Codes with scales of square blocks, `grid` of them, transposed in scratch.
-QuantizedTensor transposed_blocks(const StepContext& context, QuantizedTensor tensor,
-                                  const Shape& grid) {
-  Quantized& part = tensor.rowwise;
+Encoded transposed_blocks(const StepContext& context, const Encoded& part, const Shape& grid) {
   const View codes = allocate(*context.scratch, part.codes.dtype,
                               {part.codes.shape.back(), part.codes.shape.rows()});
   ops::transpose_codes(context.stream, part.codes, codes);
   const View scales = allocate(*context.scratch, DType::f32, {grid.back(), grid.rows()});
   for (int64_t column = 0; column < grid.back(); ++column) {
-    ops::copy_columns(context.stream, reshaped(part.scale_inv, grid), column,
+    ops::copy_columns(context.stream, reshaped(part.scales, grid), column,
                       reshaped(rows_of(scales, column, 1), {grid.rows(), 1}));
   }
-  part = {.codes = codes, .scale_inv = reshaped(scales, {scales.count()})};
-  return tensor;
+  return {codes, part.format, reshaped(scales, {scales.count()})};
 }
 
 /// Whether products read codes of w as they are: not as values, next to a plain operand, and not in
@@ -37,11 +34,11 @@ void LinearWeight::set_codes(const Parameter* scales, const TensorFormat& format
   weight_->gathered = {};
 }
 
-QuantizedTensor LinearWeight::codes() const {
+Encoded LinearWeight::codes() const {
   const View& bytes = weight_->stored_value.codes;
-  return {.rowwise = {.codes = {bytes.data, code_format_.dtype, weight_->shape},
-                      .scale_inv = reshaped(code_scales_->value, {code_scales_->shape.count()})},
-          .format = code_format_};
+  return {{bytes.data, code_format_.dtype, weight_->shape},
+          code_format_,
+          reshaped(code_scales_->value, {code_scales_->shape.count()})};
 }
 
 View LinearWeight::decoded(const StepContext& context, DType type) const {

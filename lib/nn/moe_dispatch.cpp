@@ -58,17 +58,16 @@ void Moe::send_codes(const StepContext& context, const View& rows) const {
   const ops::ScaleGrid grid =
       ops::scale_grid(dispatch_.format.block, matrix.rows(), matrix.back(), ScaleLayout::row_major);
   const auto memory = [&] {
-    QuantizedTensor codes = {.format = dispatch_.format};
-    codes.rowwise = {.codes = allocate(*context.scratch, dispatch_.format.dtype, matrix),
-                     .scale_inv = allocate(*context.scratch, DType::f32,
-                                           {matrix.rows(), grid.count / matrix.rows()})};
-    return codes;
+    const View codes = allocate(*context.scratch, dispatch_.format.dtype, matrix);
+    return Encoded(
+        codes, dispatch_.format,
+        allocate(*context.scratch, DType::f32, {matrix.rows(), grid.count / matrix.rows()}));
   };
-  const QuantizedTensor sent = memory();
-  const QuantizedTensor received = memory();
-  ops::quantize(context.stream, rows, sent, nullptr, nullptr);
-  swap_to_experts(context, sent.rowwise.codes, received.rowwise.codes);
-  swap_to_experts(context, sent.rowwise.scale_inv, received.rowwise.scale_inv);
+  const Encoded sent = memory();
+  const Encoded received = memory();
+  ops::quantize(context.stream, rows, {sent}, nullptr, nullptr);
+  swap_to_experts(context, sent.codes, received.codes);
+  swap_to_experts(context, sent.scales, received.scales);
   ops::dequantize(context.stream, received, rows);
 }
 

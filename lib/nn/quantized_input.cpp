@@ -48,15 +48,15 @@ bool amax_is_clear(const StepContext& context, const ScalingSlot& slot) {
 }
 
 /// Describes one orientation, without memory. Returns whether some of its scales are padding.
-bool describe_part(const QuantizedTensor& tensor, const Shape& matrix, Quantized& part) {
-  const TensorFormat& format = tensor.format;
+bool describe_part(const Shape& matrix, Encoded& part) {
+  const TensorFormat& format = part.format;
   part.codes = {nullptr, format.dtype, matrix};
   if (!blockwise(format)) {
     return false;
   }
   const ops::ScaleGrid grid =
-      ops::scale_grid(format.block, matrix.rows(), matrix.back(), tensor.layout);
-  part.scale_inv = {nullptr, dtype_of(format.scale_type), {grid.count}};
+      ops::scale_grid(format.block, matrix.rows(), matrix.back(), part.layout);
+  part.scales = {nullptr, dtype_of(format.scale_type), {grid.count}};
   return grid.count != grid.rows * grid.columns;
 }
 
@@ -78,7 +78,7 @@ void clear_padding(const StepContext& context, const TensorCast& cast) {
   for (const auto& [pads, part] : {std::pair{cast.pads_rowwise, &cast.codes.rowwise},
                                    {cast.pads_columnwise, &cast.codes.columnwise}}) {
     if (pads) {
-      ops::fill(context.stream, as_words(part->scale_inv), 0.0F);
+      ops::fill(context.stream, as_words(part->scales), 0.0F);
     }
   }
 }
@@ -88,7 +88,7 @@ void clear_padding(const StepContext& context, const TensorCast& cast) {
 void TensorCast::quantize(const StepContext& context, ConstView x, bool amax_known) const {
   ops::QuantizeStatistics* statistics = context.collect_statistics ? slot->statistics : nullptr;
   float* const amax = context.training ? slot->amax : nullptr;
-  if (blockwise(codes.format)) {
+  if (blockwise(codes.format())) {
     return quantize_blocks(context, x);
   }
   if (!slot->scales_now) {
@@ -107,22 +107,22 @@ void TensorCast::quantize(const StepContext& context, ConstView x, bool amax_kno
 /// Scales for which each rank has a part of the values: those of lines that are cut, and that of
 /// the tensor above those of blocks. Empty: none, or no orientation has them.
 View TensorCast::shared_magnitudes(const QuantizedTensor& out) const {
-  const Quantized& lines = cut.of == Cut::columns ? out.rowwise : out.columnwise;
-  const TensorFormat& format = out.format;
+  const Encoded& lines = cut.of == Cut::columns ? out.rowwise : out.columnwise;
+  const TensorFormat& format = out.format();
   if (format.block == per::row || format.row_scaled) {
-    float* const of_lines = format.row_scaled ? lines.row_scale_inv : lines.scale;
+    float* const of_lines = format.row_scaled ? lines.row_scales : lines.cast_scales;
     return lines.codes.empty() ? View{} : View{of_lines, DType::f32, {lines.codes.shape.rows()}};
   }
-  return format.is_two_level() ? View{out.tensor_scale_inv, DType::f32, {1}} : View{};
+  return format.is_two_level() ? View{out.either().tensor_scale, DType::f32, {1}} : View{};
 }
 
 void TensorCast::quantize_blocks(const StepContext& context, ConstView x) const {
   ArenaScope scope(*context.scratch);
   QuantizedTensor out = codes;
-  for (Quantized* part : {&out.rowwise, &out.columnwise}) {
-    if (codes.format.block == per::row && !part->codes.empty()) {
-      part->scale =
-          fp8train::allocate(*context.scratch, DType::f32, part->scale_inv.shape).as<float>();
+  for (Encoded* part : {&out.rowwise, &out.columnwise}) {
+    if (codes.format().block == per::row && !part->codes.empty()) {
+      part->cast_scales =
+          fp8train::allocate(*context.scratch, DType::f32, part->scales.shape).as<float>();
     }
   }
   clear_padding(context, *this);
@@ -153,18 +153,18 @@ void TensorCast::complete(const StepContext& context, ConstView block_amax) cons
   if (!codes.columnwise.codes.empty()) {
     ops::transpose_codes(context.stream, rowwise, codes.columnwise.codes);
   }
-  if (!blockwise(codes.format)) {
+  if (!blockwise(codes.format())) {
     return;
   }
   clear_padding(context, *this);
-  for (const Quantized* part : {&codes.rowwise, &codes.columnwise}) {
+  for (const Encoded* part : {&codes.rowwise, &codes.columnwise}) {
     if (!part->codes.empty()) {
       ops::find_block_scales(context.stream, {.amax = block_amax,
                                               .shape = rowwise.shape,
-                                              .format = codes.format,
-                                              .layout = codes.layout,
+                                              .format = part->format,
+                                              .layout = part->layout,
                                               .transposed = part == &codes.columnwise,
-                                              .scale_inv = part->scale_inv});
+                                              .scales = part->scales});
     }
   }
 }
@@ -174,18 +174,16 @@ void TensorCast::fill_sample(const StepContext& context, ConstView x) const {
     return;
   }
   const bool only_along_columns =
-      blockwise(codes.format) && codes.rowwise.codes.empty() && codes.format.block.rows <= 1;
+      blockwise(codes.format()) && codes.rowwise.codes.empty() && codes.format().block.rows <= 1;
   (only_along_columns ? sample_amax : sample_cast)(context, x, *slot);
 }
 
 ops::GemmOperand TensorCast::operand(Along along) const {
-  ops::GemmOperand operand = {.transposed = along == Along::columns, .quantized = codes};
-  const Quantized columnwise = std::exchange(operand.quantized.columnwise, {});
-  if (operand.transposed && !columnwise.codes.empty()) {
-    operand.quantized.rowwise = columnwise;
-    operand.transposed = false;
+  const bool columns = along == Along::columns;
+  if (columns && !codes.columnwise.empty()) {
+    return {.quantized = codes.columnwise};
   }
-  return operand;
+  return {.transposed = columns, .quantized = codes.rowwise};
 }
 
 QuantizedInput::QuantizedInput(ScalingState& scaling, const std::string& layer,
@@ -319,14 +317,14 @@ QuantizedInput::Operands QuantizedInput::gathered(const StepContext& context,
     return operands(context, whole, wanted, true);
   }
   Operands both = {own, own};
-  both.along_rows.quantized.rowwise.codes = whole;
-  both.along_columns.quantized.rowwise.codes = whole;
+  both.along_rows.quantized.codes = whole;
+  both.along_columns.quantized.codes = whole;
   both.along_columns.transposed = true;
   if (along_k_only && wanted.along_columns != nullptr) {
     const View transposed =
         fp8train::allocate(*wanted.along_columns, part.dtype, {part.shape.back(), rows});
     ops::transpose_codes(context.stream, whole, transposed);
-    both.along_columns.quantized.rowwise.codes = transposed;
+    both.along_columns.quantized.codes = transposed;
     both.along_columns.transposed = false;
   }
   return both;
@@ -350,20 +348,19 @@ TensorCast QuantizedInput::describe(const DeviceTraits& traits, const ScalingSlo
   const bool columnwise =
       along_columns && !with_plain_ && (blocks || with_blockwise_ || traits.fp8_gemm_along_k_only);
   TensorCast cast = {.slot = slot, .cut = cut_};
-  cast.codes.format = format;
+  cast.codes.set(&Encoded::format, format);
   if (blocks && traits.fp8_gemm_by_library) {
-    cast.codes.layout = ScaleLayout::cublaslt;
+    cast.codes.set(&Encoded::layout, ScaleLayout::cublaslt);
   }
   if (!blocks || (format.is_two_level() && !format.row_scaled)) {
-    cast.codes.tensor_scale = slot->scale;
-    cast.codes.tensor_scale_inv = slot->scale_inv;
+    cast.codes.set(&Encoded::cast_scales, slot->scale);
+    cast.codes.set(&Encoded::tensor_scale, slot->scale_inv);
   }
   if (along_rows || !columnwise) {
-    cast.pads_rowwise = describe_part(cast.codes, {shape.rows(), shape.back()}, cast.codes.rowwise);
+    cast.pads_rowwise = describe_part({shape.rows(), shape.back()}, cast.codes.rowwise);
   }
   if (columnwise) {
-    cast.pads_columnwise =
-        describe_part(cast.codes, {shape.back(), shape.rows()}, cast.codes.columnwise);
+    cast.pads_columnwise = describe_part({shape.back(), shape.rows()}, cast.codes.columnwise);
   }
   return cast;
 }

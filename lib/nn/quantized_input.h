@@ -168,16 +168,16 @@ class QuantizedInput {
 
 template <typename Rowwise, typename Columnwise>
 void TensorCast::allocate(const Rowwise& rowwise, const Columnwise& columnwise) {
-  const auto allocate_part = [&](Quantized& part, const auto& memory) {
+  const auto allocate_part = [&](Encoded& part, const auto& memory) {
     if (part.codes.shape.rank() == 0) {
       return;
     }
     part.codes = memory(part.codes.dtype, part.codes.shape);
-    if (blockwise(codes.format)) {
-      part.scale_inv = memory(part.scale_inv.dtype, part.scale_inv.shape);
+    if (blockwise(part.format)) {
+      part.scales = memory(part.scales.dtype, part.scales.shape);
     }
-    if (codes.format.row_scaled) {
-      part.row_scale_inv = memory(DType::f32, Shape{part.codes.shape.rows()}).template as<float>();
+    if (part.format.row_scaled) {
+      part.row_scales = memory(DType::f32, Shape{part.codes.shape.rows()}).template as<float>();
     }
   };
   allocate_part(codes.rowwise, rowwise);

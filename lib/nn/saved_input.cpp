@@ -13,28 +13,24 @@ SavedInput SavedInput::keep(const StepContext& context, ConstView x, const Saved
   Arena& arena = context.training ? *context.saved : *context.scratch;
   if (how.format.block.is_group()) {
     const int64_t scales = stored_scales(how.format, x.count());
-    saved.groups_ = {allocate(arena, how.format.dtype, x.shape), how.format,
-                     allocate(arena, scales_type(how.format), {scales})};
-    ops::store(context.stream, {.x = x, .to = saved.groups_});
+    saved.codes_ = {allocate(arena, how.format.dtype, x.shape), how.format,
+                    allocate(arena, scales_type(how.format), {scales})};
+    ops::store(context.stream, {.x = x, .to = saved.codes_});
   } else {
     const Shape matrix = {x.shape.rows(), x.shape.back()};
     const ops::ScaleGrid grid =
         ops::scale_grid(how.format.block, matrix.rows(), matrix.back(), ScaleLayout::row_major);
-    saved.blocks_.format = how.format;
-    saved.blocks_.rowwise = {.codes = allocate(arena, how.format.dtype, matrix),
-                             .scale_inv = allocate(arena, DType::f32, {grid.count})};
-    ops::quantize(context.stream, x, saved.blocks_, nullptr, nullptr);
+    saved.codes_ = {allocate(arena, how.format.dtype, matrix), how.format,
+                    allocate(arena, DType::f32, {grid.count})};
+    ops::quantize(context.stream, x, {saved.codes_}, nullptr, nullptr);
   }
   saved.x_.data = nullptr;
   return saved;
 }
 
 void SavedInput::decode(const StepContext& context, View y) const {
-  if (!groups_.codes.empty()) {
-    ops::read_stored(context.stream, groups_, y);
-  } else {
-    ops::dequantize(context.stream, blocks_, y);
-  }
+  const bool is_flat = codes_.format.block.is_group();
+  (is_flat ? ops::read_stored : ops::dequantize)(context.stream, codes_, y);
 }
 
 ConstView SavedInput::read(const StepContext& context) const {

@@ -36,7 +36,7 @@ class SavedInput {
   static SavedInput keep(const StepContext& context, ConstView x, const SavedFormat& how);
 
   /// Whether x has been replaced by codes.
-  bool has_codes() const { return !groups_.codes.empty() || !blocks_.rowwise.codes.empty(); }
+  bool has_codes() const { return !codes_.empty(); }
 
   /// Decodes the stored codes into y, which has the shape and the type of x and may be x.
   void decode(const StepContext& context, View y) const;
@@ -46,8 +46,7 @@ class SavedInput {
 
  private:
   ConstView x_;
-  Encoded groups_;          ///< of 16
-  QuantizedTensor blocks_;  ///< of 1x128
+  Encoded codes_;
 };
 
 }  // namespace fp8train

@@ -12,7 +12,7 @@
 
 #include "device/device.h"
 #include "ops/cast/quantize.h"
-#include "tensor/quantized.h"
+#include "tensor/encoded.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {

@@ -1,13 +1,14 @@
 #pragma once
-// A flat tensor in a format of its own, which element-wise operations read and write, in fp32: a
-// weight, its gradient, the moments of the optimizer, an input saved for backward, a packet. The
-// operands of a GEMM are in tensor/quantized.h.
+// A tensor that is not plain: codes, the scales that they have, and the format that says how to
+// read them. Flat, as element-wise operations read and write it in fp32: a weight, its gradient,
+// the moments of the optimizer, an input saved for backward, a packet. Or a matrix as one GEMM
+// reads it. Views of memory that the caller owns.
 //
-// Formats from one step to the next (is_stored_format): fp32, bf16; fp32 as bf16 with a remainder;
-// and fp16, bf16, e4m3 or e5m2 with a current scale (fp32 or a power of two) for the whole tensor
-// or for each kStoredBlock of consecutive elements; and e4m3 with dynamic range expansion (COAT)
-// for each group. Rounding is nearest-even or, but for fp32 and remainders, stochastic. A scale is
-// format_max / amax of the stored values (bf16: 1 / amax), or 1 for zeros.
+// Flat formats from one step to the next (is_stored_format): fp32, bf16; fp32 as bf16 with a
+// remainder; and fp16, bf16, e4m3 or e5m2 with a current scale (fp32 or a power of two) for the
+// whole tensor or for each kStoredBlock of consecutive elements; and e4m3 with dynamic range
+// expansion (COAT) for each group. Rounding is nearest-even or, but for fp32 and remainders,
+// stochastic. A scale is format_max / amax of the stored values (bf16: 1 / amax), or 1 for zeros.
 
 #include <cstdint>
 
@@ -51,20 +52,59 @@ inline __attribute__((always_inline)) Codec codec_of(const TensorFormat& format)
                                        : Codec::groups;
 }
 
+/// The order of the scales of a matrix of blocks. Both orders are the same for row scales.
+enum class ScaleLayout : uint8_t {
+  row_major,  ///< [blocks down, blocks across]
+  cublaslt,  ///< as cuBLASLt's block scale modes read them. 1x128: column by column, each padded to
+             ///< a multiple of 4; 128x128: row by row, each padded to a multiple of 4; 1x32: tiles
+             ///< of 128 x 4, and 32x32, 1x16 and 16x16 too. Padding is never written; cuBLASLt
+             ///< wants it to be zero.
+};
+
+/// A flat tensor, or one orientation of a matrix.
 struct Encoded {
   View codes;
   TensorFormat format;
-  View scales;  ///< stored_scales() elements of the type scales_type(), as the codec has them
+  /// Flat: stored_scales() elements of the type scales_type(), as the codec has them. Of a matrix:
+  /// the factor of the codes of each block, of the format's ScaleType; ops::scale_grid of them.
+  View scales;
+  ScaleLayout layout = ScaleLayout::row_major;
+  // Device memory that only a matrix has, where its format and its use want it.
+  float* tensor_scale = nullptr;  ///< factor of the codes, or of the e4m3 scales of their blocks
+  float* row_scales = nullptr;    ///< [rows]; instead of it with row_scaled
+  /// Factors of values in a cast: of the tensor if it has a scale, else of each block in the order
+  /// of `scales`. Needed for per::tensor, per::row and a tensor's scale above e4m3 ones.
+  float* cast_scales = nullptr;
 
   Encoded() = default;
   Encoded(const View& unscaled) : codes(unscaled) {  // NOLINT(google-explicit-constructor)
     format.dtype = unscaled.dtype;
   }
-  Encoded(const View& values, const TensorFormat& how, const View& with)
-      : codes(values), format(how), scales(with) {}
+  Encoded(const View& values, const TensorFormat& how, const View& with = {},
+          ScaleLayout order = ScaleLayout::row_major)
+      : codes(values), format(how), scales(with), layout(order) {}
 
   bool empty() const { return codes.empty(); }
   int64_t count() const { return codes.count(); }
+};
+
+/// A matrix as two GEMMs read it. A GEMM multiplies along rows of codes, so that the transposed
+/// operand has blocks that lie along the columns of the matrix: a cast of its own. Only per::tensor
+/// and squares have the same codes in both orientations. An orientation without codes is not
+/// wanted; where both have codes, the format, the layout and the scales of the tensor are the same.
+struct QuantizedTensor {
+  Encoded rowwise;     ///< codes [rows, columns]
+  Encoded columnwise;  ///< codes [columns, rows]
+
+  bool empty() const { return rowwise.empty() && columnwise.empty(); }
+  /// Returns an orientation that is wanted, for what both have in common.
+  const Encoded& either() const { return columnwise.empty() ? rowwise : columnwise; }
+  const TensorFormat& format() const { return either().format; }
+  /// Sets what both orientations have in common.
+  template <typename Member, typename Value>
+  void set(Member Encoded::*member, const Value& value) {
+    rowwise.*member = columnwise.*member = value;
+  }
 };
 
 /// Which random bits stochastic rounding draws for a parameter: its tensors have streams of their

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "tensor/quantized.h"
+#include "tensor/encoded.h"
 
 namespace fp8train {
 

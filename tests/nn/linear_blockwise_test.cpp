@@ -210,7 +210,7 @@ TEST_CASE("each GEMM of a layer multiplies what its formats make of its operands
 
 /// The values that one GEMM reads of a weight, [rows, columns] as its codes lie.
 Matrix values_of(Layer& layer, const ops::GemmOperand& weight) {
-  const Shape shape = weight.quantized.rowwise.codes.shape;
+  const Shape shape = weight.quantized.codes.shape;
   const View values = allocate(layer.scratch, DType::bf16, shape);
   ops::dequantize(layer.device->stream(), weight.quantized, values);
   return {shape.rows(), shape.back(), decoded(values)};

@@ -38,9 +38,7 @@ struct Updated {
     if (wanted.codes || wanted.transposed) {
       cast.out.rowwise.codes = wanted.codes ? codes.view() : View{};
       cast.out.columnwise.codes = wanted.transposed ? transposed.view() : View{};
-      cast.out.tensor_scale = &scale;
-      cast.out.tensor_scale_inv = &scale_inv;
-      cast.out.format.dtype = wanted.type;
+      set_tensor_cast(cast.out, plain(wanted.type), &scale, &scale_inv);
       cast.statistics = wanted.statistics ? &statistics : nullptr;
     }
     return cast;

@@ -70,10 +70,10 @@ struct Problem {
   }
   static ops::QuantizeSink sink(Array& codes, float* scale, float* inv, float* amax) {
     QuantizedTensor out;
-    out.rowwise.codes = codes;
-    out.tensor_scale = scale;
-    out.tensor_scale_inv = inv;
-    out.format = {.dtype = codes.dtype(), .policy = ScalePolicy::delayed};
+    out.rowwise = codes.view();
+    out.rowwise.format.policy = ScalePolicy::delayed;
+    out.rowwise.cast_scales = scale;
+    out.rowwise.tensor_scale = inv;
     return {.out = out, .amax = amax};
   }
   ops::QuantizeSink out_sink() {

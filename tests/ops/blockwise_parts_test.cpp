@@ -65,12 +65,10 @@ TEST_CASE("parts of a matrix are cast as the whole is", "[blocks][blockwise_part
         Array scratch(DType::f32, {whole_scales.count()});
         Array whole_columnwise(format.dtype, transposed_shape);
         Array columnwise_scales = scales_of(transposed_shape);
-        QuantizedTensor out = {.rowwise = {whole, whole_scales, scratch.as<float>()},
-                               .columnwise = {},
-                               .format = format,
-                               .layout = layout};
+        QuantizedTensor out = {
+            with_cast_scales(whole, format, whole_scales, scratch.as<float>(), layout)};
         if (squares) {
-          out.columnwise = {whole_columnwise, columnwise_scales, nullptr};
+          out.columnwise = {whole_columnwise, format, columnwise_scales, layout};
         }
         ops::QuantizeStatistics expected = {};
         ops::quantize(cpu_stream(), x, out, nullptr, &expected);
@@ -99,7 +97,7 @@ TEST_CASE("parts of a matrix are cast as the whole is", "[blocks][blockwise_part
                                               .format = format,
                                               .layout = layout,
                                               .transposed = false,
-                                              .scale_inv = scales});
+                                              .scales = scales});
 
         CHECK(codes.bytes() == whole.bytes());
         CHECK(scales.bytes() == whole_scales.bytes());
@@ -115,7 +113,7 @@ TEST_CASE("parts of a matrix are cast as the whole is", "[blocks][blockwise_part
                                                 .format = format,
                                                 .layout = layout,
                                                 .transposed = true,
-                                                .scale_inv = scales_transposed});
+                                                .scales = scales_transposed});
           CHECK(transposed.bytes() == whole_columnwise.bytes());
           CHECK(scales_transposed.bytes() == columnwise_scales.bytes());
         }
@@ -144,9 +142,9 @@ TEST_CASE("rounded values are what the codes of a part stand for", "[blocks][blo
                                           .format = format,
                                           .layout = ScaleLayout::row_major,
                                           .transposed = false,
-                                          .scale_inv = scales});
+                                          .scales = scales});
     Array values(DType::f32, matrix);
-    ops::dequantize(cpu_stream(), {{codes, scales}, {}, nullptr, nullptr, format}, values);
+    ops::dequantize(cpu_stream(), {codes, format, scales}, values);
     CHECK(rounded.bytes() == values.bytes());
   }
 }

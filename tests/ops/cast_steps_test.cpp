@@ -41,30 +41,26 @@ struct Cast {
         scale_inv(dtype_of(format.scale_type),
                   {ops::scale_grid(format.block, lines, depth, ScaleLayout::row_major).count}),
         of_lines(DType::f32, {lines}) {
-    out.format = format;
-    part = {.codes = codes, .scale_inv = scale_inv};
+    part = {codes, format, scale_inv};
     if (format.row_scaled) {
-      part.row_scale_inv = of_lines.as<float>();
+      part.row_scales = of_lines.as<float>();
     } else if (format.block == per::row) {
-      part.scale = of_lines.as<float>();
+      part.cast_scales = of_lines.as<float>();
     } else {
-      out.tensor_scale = &scale;
-      out.tensor_scale_inv = &inverse;
+      part.cast_scales = &scale;
+      part.tensor_scale = &inverse;
     }
     (columnwise ? out.columnwise : out.rowwise) = part;
   }
 
   View magnitudes() {
-    return out.tensor_scale == nullptr ? View(of_lines) : View{&inverse, DType::f32, {1}};
+    return part.tensor_scale == nullptr ? View(of_lines) : View{&inverse, DType::f32, {1}};
   }
 
   /// The decoded codes.
   Array decoded() {
-    QuantizedTensor stored = out;
-    stored.rowwise = part;
-    stored.columnwise = {};
     Array y(DType::f32, {lines, depth});
-    ops::dequantize(cpu_stream(), stored, y);
+    ops::dequantize(cpu_stream(), part, y);
     return y;
   }
 
@@ -73,7 +69,7 @@ struct Cast {
   int64_t lines, depth;
   Array codes, scale_inv, of_lines;
   float scale = 0.0F, inverse = 0.0F;
-  Quantized part;
+  Encoded part;
   QuantizedTensor out;
 };
 

@@ -45,10 +45,8 @@ struct Fp4Cast {
         scales(dtype_of(wanted.scale_type),
                {ops::scale_grid(format.block, rows, columns, ScaleLayout::row_major).count}),
         row_scales(DType::f32, {rows}) {
-    QuantizedTensor out = tensor();
-    if (columnwise) {
-      std::swap(out.rowwise, out.columnwise);
-    }
+    const Encoded part = tensor();
+    const QuantizedTensor out = {columnwise ? Encoded{} : part, columnwise ? part : Encoded{}};
     ops::quantize(cpu_stream(), x, out, &amax, &statistics, random);
   }
 
@@ -67,17 +65,14 @@ struct Fp4Cast {
   float above(int64_t row) const {
     return format.row_scaled ? row_scales.get(row) : format.is_two_level() ? scale_inv : 1.0F;
   }
-  QuantizedTensor tensor() {
-    QuantizedTensor result = with_tensor_scale(codes, &scale_inv);
-    result.rowwise.scale_inv = scales;
-    result.tensor_scale = &scale;
+  Encoded tensor() {
+    Encoded result = {codes, format, scales};
     if (format.row_scaled) {
-      result.rowwise.row_scale_inv = row_scales.as<float>();
+      result.row_scales = row_scales.as<float>();
+    } else if (format.is_two_level()) {
+      result.cast_scales = &scale;
+      result.tensor_scale = &scale_inv;
     }
-    if (format.row_scaled || !format.is_two_level()) {
-      result.tensor_scale = result.tensor_scale_inv = nullptr;
-    }
-    result.format = format;
     return result;
   }
   ops::GemmOperand operand(bool transposed) { return {{}, transposed, tensor()}; }

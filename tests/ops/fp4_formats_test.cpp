@@ -197,8 +197,8 @@ TEST_CASE("FP4 casts refuse scales that they lack", "[ops][blocks]") {
   TensorFormat by_row = fp4(per::block_1x16);
   by_row.row_scaled = true;
   Fp4Cast cast(x, by_row, false);
-  QuantizedTensor out = cast.tensor();
-  out.rowwise.row_scale_inv = nullptr;
+  QuantizedTensor out = {cast.tensor()};
+  out.rowwise.row_scales = nullptr;
   CHECK_THROWS_WITH(ops::quantize(cpu_stream(), x, out, nullptr, nullptr, {}),
                     Catch::Contains("no scales of rows"));
 }

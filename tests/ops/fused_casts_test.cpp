@@ -32,11 +32,9 @@ struct Result {
 
   QuantizedTensor quantized(DType code_type, const Wanted& wanted) {
     QuantizedTensor out;
-    out.tensor_scale = &scale;
-    out.tensor_scale_inv = &scale_inv;
+    set_tensor_cast(out, plain(code_type), &scale, &scale_inv);
     out.rowwise.codes = wanted.codes ? codes.view() : View{};
     out.columnwise.codes = wanted.transposed ? transposed.view() : View{};
-    out.format.dtype = code_type;
     return out;
   }
 };

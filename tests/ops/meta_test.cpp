@@ -129,11 +129,9 @@ TEST_CASE("operations on meta tensors count bytes and touch no memory", "[ops]")
   Tensor x = make(device, DType::bf16, {1000, 768});
   Tensor codes = make(device, DType::e4m3, {1000, 768});
   Tensor scale = make(device, DType::f32, {1});
-  QuantizedTensor q;
-  q.rowwise.codes = codes;
-  q.tensor_scale = scale.view().as<float>();
-  q.format.dtype = DType::e4m3;
-  ops::quantize(stream, x, q, q.tensor_scale, nullptr);
+  Encoded q = codes.view();
+  q.cast_scales = scale.view().as<float>();
+  ops::quantize(stream, x, {q}, q.cast_scales, nullptr);
   CHECK(device.counters().bytes == 768000 * 3);
 
   Tensor w = make(device, DType::f32, {5000});
@@ -199,23 +197,22 @@ TEST_CASE("meta counts the bytes of packets", "[ops]") {
 TEST_CASE("meta counts codes and scales of both orientations", "[ops]") {
   MetaDevice device;
   Tensor x = make(device, DType::bf16, {256, 512});
-  QuantizedTensor out;
-  out.format = plain(DType::e4m3);
-  out.format.block = per::block_1x128;
-  out.format.policy = ScalePolicy::current;
+  TensorFormat format = plain(DType::e4m3);
+  format.block = per::block_1x128;
+  format.policy = ScalePolicy::current;
   Tensor codes = make(device, DType::e4m3, {256, 512});
   Tensor scales = make(device, DType::f32, {256, 4});
-  out.rowwise = {codes.view(), scales.view()};
+  QuantizedTensor out = {{codes, format, scales}};
   ops::quantize(device.stream(), x, out, nullptr, nullptr);
   Tensor columnwise = make(device, DType::e4m3, {512, 256});
   Tensor columnwise_scales = make(device, DType::f32, {512, 2});
   const double rowwise = 256 * 512 * (2 + 1) + 256 * 4 * sizeof(float);
   CHECK(device.counters().bytes == rowwise);
-  out.columnwise = {columnwise.view(), columnwise_scales.view(),
-                    columnwise_scales.view().as<float>()};
+  out.columnwise = {columnwise, format, columnwise_scales};
+  out.columnwise.cast_scales = columnwise_scales.view().as<float>();
   ops::quantize(device.stream(), x, out, nullptr, nullptr);
   CHECK(device.counters().bytes == 2 * rowwise + 256 * 512 + 512 * 2 * 2 * sizeof(float));
-  ops::dequantize(device.stream(), out, x);
+  ops::dequantize(device.stream(), out.rowwise, x);
   CHECK(device.counters().bytes == 3 * rowwise + 256 * 512 + 512 * 2 * 2 * sizeof(float));
   CHECK(device.counters().operations == 3);
 }
@@ -229,13 +226,12 @@ TEST_CASE("meta logs the launches and passes of casts with a scale for each row 
   Tensor codes = make(device, DType::e4m3, {256, 512});
   Tensor columnwise = make(device, DType::e4m3, {512, 256});
   Tensor scales = make(device, DType::f32, {512});
-  QuantizedTensor out;
-  out.format = plain(DType::e4m3);
-  out.format.block = per::row;
-  out.format.policy = ScalePolicy::current;
-  auto* const scale = scales.view().as<float>();
-  out.rowwise = {codes.view(), {scales.view().data, DType::f32, {256}}, scale};
-  out.columnwise = {columnwise.view(), scales.view(), scale};
+  TensorFormat format = plain(DType::e4m3);
+  format.block = per::row;
+  format.policy = ScalePolicy::current;
+  QuantizedTensor out = {{codes, format, {scales.view().data, DType::f32, {256}}},
+                         {columnwise, format, scales}};
+  out.set(&Encoded::cast_scales, scales.view().as<float>());
   ops::quantize(device.stream(), x, out, nullptr, nullptr);
   REQUIRE(log.size() == 1);
   CHECK(log[0].work.launches == 5);  // rows; a fill, maxima, scales and codes of columns
@@ -309,10 +305,7 @@ TEST_CASE("meta checks shapes as every device does", "[ops]") {
 TEST_CASE("a padded product is counted with its copies", "[ops]") {
   MetaDevice device(cuda_traits(90));
   const auto operand = [&](const Tensor& codes, bool transposed) {
-    ops::GemmOperand result = {{}, transposed, {}};
-    result.quantized.rowwise.codes = codes.view();
-    result.quantized.format = plain(DType::e4m3);
-    return result;
+    return ops::GemmOperand{{}, transposed, codes.view()};
   };
   const Tensor a = make(device, DType::e4m3, {32, 40});
   const Tensor b = make(device, DType::e4m3, {48, 40});

@@ -39,11 +39,8 @@ struct Cast {
         columnwise_codes(dtype, {columns, rows}),
         columnwise_scales(DType::e8m0, {columns * across(rows)}) {
     ops::quantize(cpu_stream(), x,
-                  {{codes, scales},
-                   {columnwise_codes, columnwise_scales},
-                   nullptr,
-                   nullptr,
-                   squares_of(dtype)},
+                  {{codes, squares_of(dtype), scales},
+                   {columnwise_codes, squares_of(dtype), columnwise_scales}},
                   &amax, nullptr);
   }
   static int64_t across(int64_t extent) { return (extent + kSide - 1) / kSide; }

@@ -118,11 +118,8 @@ Bits residual_norm(const ops::OpTable& table, const NormProblem& p, bool layer, 
   float amax = 0.25F, scale = 3.5F, scale_inv = 0.0F;
   ops::QuantizeStatistics statistics = {};
   ops::QuantizeSink cast = {.out = {}, .amax = &amax, .statistics = &statistics};
-  cast.out = {.rowwise = {.codes = codes},
-              .columnwise = {.codes = columnwise},
-              .tensor_scale = &scale,
-              .tensor_scale_inv = &scale_inv,
-              .format = {.dtype = DType::e4m3}};
+  cast.out = {codes.view(), columnwise.view()};
+  set_tensor_cast(cast.out, plain(DType::e4m3), &scale, &scale_inv);
   ops::NormForward norm = o.forward(layer);
   norm.cast = cast;
   if (in_pass) {

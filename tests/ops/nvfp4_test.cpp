@@ -63,8 +63,8 @@ TEST_CASE("products of NVFP4 are those of TransformerEngine's reference", "[ops]
     Array c(DType::f32, {m, n});
     ops::gemm(cpu_stream(), {.a = a.operand(false), .b = b.operand(true), .c = c});
     ops::GemmOperand without_scale = a.operand(false);
-    without_scale.quantized.tensor_scale_inv = nullptr;
-    without_scale.quantized.rowwise.row_scale_inv = nullptr;
+    without_scale.quantized.tensor_scale = nullptr;
+    without_scale.quantized.row_scales = nullptr;
     CHECK_THROWS_AS(
         ops::gemm(cpu_stream(), {.a = without_scale, .b = b.operand(true), .c = c.view()}),
         InternalError);
@@ -140,17 +140,18 @@ TEST_CASE("NVFP4 casts refuse what they cannot do", "[ops][blocks]") {
                       Catch::Contains(why));
   };
   Fp4Cast cast(x, fp4(per::block_1x16), false);
-  QuantizedTensor out = cast.tensor();
-  out.format.rounding = Rounding::stochastic;  // without a pass that numbers the random bits
+  QuantizedTensor out = {cast.tensor()};
+  out.rowwise.format.rounding =
+      Rounding::stochastic;  // without a pass that numbers the random bits
   refused(out, "no random bits");
-  out = cast.tensor();
-  out.tensor_scale = nullptr;
+  out = {cast.tensor()};
+  out.rowwise.cast_scales = nullptr;
   refused(out, "no scales of the tensor");
-  out = cast.tensor();
-  out.tensor_scale_inv = nullptr;
+  out = {cast.tensor()};
+  out.rowwise.tensor_scale = nullptr;
   refused(out, "no scales of the tensor");
-  out = cast.tensor();
-  out.format.hadamard = true;
+  out = {cast.tensor()};
+  out.rowwise.format.hadamard = true;
   out.columnwise = out.rowwise;
   refused(out, "transformed values have a scale of the tensor for each orientation");
 }
@@ -166,10 +167,8 @@ TEST_CASE("NVFP4 of shapes that fill no block, and what it is read as", "[ops][b
         check_by_definition(x, cast, columnwise, format.hadamard);
         CHECK(cast.statistics.count == static_cast<uint64_t>(rows * columns));
         Array y(DType::f32, {cast.rows, cast.columns});
-        QuantizedTensor stored;
-        stored.rowwise = {cast.codes, cast.scales};
-        stored.tensor_scale_inv = &cast.scale_inv;
-        stored.format = format;
+        Encoded stored = {cast.codes, format, cast.scales};
+        stored.tensor_scale = &cast.scale_inv;
         ops::dequantize(cpu_stream(), stored, y);
         size_t wrong = 0;
         for (int64_t i = 0; i < y.count(); ++i) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ops/dispatch/op_table.h"
-#include "tensor/quantized.h"
+#include "tensor/encoded.h"
 #include "tensor/view.h"
 
 namespace fp8train::test {
@@ -80,13 +80,27 @@ class Bits {
   std::vector<uint8_t> bytes_;
 };
 
-/// A matrix that shares one scale, by its reciprocal.
-inline QuantizedTensor with_tensor_scale(const View& codes, float* scale_inv) {
-  QuantizedTensor tensor;
-  tensor.rowwise.codes = codes;
-  tensor.tensor_scale_inv = scale_inv;
-  tensor.format = plain(codes.dtype);
+/// A matrix that shares one scale, by what its codes are multiplied by.
+inline Encoded with_tensor_scale(const View& codes, float* tensor_scale) {
+  Encoded tensor = codes;
+  tensor.tensor_scale = tensor_scale;
   return tensor;
+}
+
+/// A matrix with a scale for each block, and what a cast multiplies values by.
+inline Encoded with_cast_scales(const View& codes, const TensorFormat& format, const View& scales,
+                                float* cast_scales, ScaleLayout layout = ScaleLayout::row_major) {
+  Encoded tensor(codes, format, scales, layout);
+  tensor.cast_scales = cast_scales;
+  return tensor;
+}
+
+/// Gives both orientations of a cast with one scale its format and its scalars.
+inline void set_tensor_cast(QuantizedTensor& out, const TensorFormat& format, float* cast_scale,
+                            float* tensor_scale) {
+  out.set(&Encoded::format, format);
+  out.set(&Encoded::cast_scales, cast_scale);
+  out.set(&Encoded::tensor_scale, tensor_scale);
 }
 
 /// Largest |a - b| / (relative * |b| + absolute): at most 1 passes. NaN on one side only gives

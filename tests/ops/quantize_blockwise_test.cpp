@@ -16,14 +16,18 @@ namespace {
 
 /// One orientation on the host.
 struct Orientation {
-  Orientation(const TensorFormat& format, ScaleLayout layout, int64_t rows, int64_t columns)
-      : codes(format.dtype, {rows, columns}),
+  Orientation(const TensorFormat& wanted, ScaleLayout order, int64_t rows, int64_t columns)
+      : format(wanted),
+        layout(order),
+        codes(format.dtype, {rows, columns}),
         grid(ops::scale_grid(format.block, rows, columns, layout)),
         scale_inv(dtype_of(format.scale_type), {grid.count}),
         scale(DType::f32, {grid.count}) {}
 
-  Quantized view() { return {codes.view(), scale_inv.view(), scale.as<float>()}; }
+  Encoded view() { return with_cast_scales(codes, format, scale_inv, scale.as<float>(), layout); }
 
+  TensorFormat format;
+  ScaleLayout layout;
   Array codes;
   ops::ScaleGrid grid;
   Array scale_inv, scale;
@@ -138,9 +142,7 @@ TEST_CASE("quantize_blockwise agrees with the reference in both orientations", "
             Orientation columnwise(format, layout, columns, rows);
             ops::QuantizeStatistics statistics{9, 9, 9};
             float amax = 0.5F;  // combined with what is there
-            ops::quantize(cpu_stream(), x,
-                          {rowwise.view(), columnwise.view(), nullptr, nullptr, format, layout},
-                          &amax, &statistics);
+            ops::quantize(cpu_stream(), x, {rowwise.view(), columnwise.view()}, &amax, &statistics);
             const std::vector<float> values = x.values();
             CHECK(same_bits(amax, largest_of(values, 0.5F)));
             const auto at = [&, columns = columns](int64_t row, int64_t column) {
@@ -218,8 +220,7 @@ TEST_CASE("codes and scales are torchao's for MX and for rows", "[ops][blocks]")
     INFO(describe(format));
     Orientation rowwise(format, ScaleLayout::row_major, 256, 384);
     Orientation columnwise(format, ScaleLayout::row_major, 384, 256);
-    ops::quantize(cpu_stream(), x, {rowwise.view(), columnwise.view(), nullptr, nullptr, format},
-                  nullptr, nullptr);
+    ops::quantize(cpu_stream(), x, {rowwise.view(), columnwise.view()}, nullptr, nullptr);
     const bool e8m0_scales = dtype_of(format.scale_type) == DType::e8m0;
     CHECK(fingerprint(rowwise.codes) == fixture.prints[0]);
     CHECK(fingerprint(e8m0_scales ? rowwise.scale_inv : rowwise.scale) == fixture.prints[1]);
@@ -241,10 +242,9 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
           Orientation columnwise(format, ScaleLayout::row_major, 520, 300);
           ops::QuantizeStatistics statistics{};
           float amax = 0.0F;
-          table.quantize_blocks(
-              cpu_stream(), x,
-              {both ? rowwise.view() : Quantized{}, columnwise.view(), nullptr, nullptr, format},
-              &amax, &statistics, CastStep::all);
+          table.quantize_blocks(cpu_stream(), x,
+                                {both ? rowwise.view() : Encoded{}, columnwise.view()}, &amax,
+                                &statistics, CastStep::all);
           Bits bits;
           bits.add_value(amax);
           for (const Orientation* side : {&rowwise, &columnwise}) {
@@ -253,8 +253,7 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
           }
           bits.add_value(statistics);
           Array y(type.dtype, {520, 300});
-          table.dequantize_blocks(cpu_stream(), {columnwise.view(), {}, nullptr, nullptr, format},
-                                  y);
+          table.dequantize_blocks(cpu_stream(), columnwise.view(), y);
           bits.add(y);
           return bits;
         }));
@@ -279,7 +278,7 @@ TEST_CASE("dequantize multiplies each code by the reciprocal scale of its block"
           }
         }
         Array y(DType::f32, {rows, columns});
-        ops::dequantize(cpu_stream(), {q.view(), {}, nullptr, nullptr, format, layout}, y);
+        ops::dequantize(cpu_stream(), q.view(), y);
         const int64_t height = q.grid.height;
         const int64_t width = q.grid.width;
         int64_t wrong = 0;
@@ -303,11 +302,9 @@ TEST_CASE("quantize of blocks refuses what it cannot do", "[ops][blocks]") {
   const TensorFormat format = blockwise_formats().front();  // row, fp32
   Array x(DType::f32, {8, 16});
   Orientation q(format, ScaleLayout::row_major, 8, 16);
-  const auto refused = [&](const TensorFormat& wanted, const Quantized& view) {
-    CHECK_THROWS_AS(
-        ops::quantize(cpu_stream(), x, {view, {}, nullptr, nullptr, wanted, ScaleLayout::row_major},
-                      nullptr, nullptr),
-        InternalError);
+  const auto refused = [&](const TensorFormat& wanted, Encoded view) {
+    view.format = wanted;
+    CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, {view}, nullptr, nullptr), InternalError);
   };
   TensorFormat wrong = format;
   wrong.block = per::tensor;
@@ -328,11 +325,11 @@ TEST_CASE("quantize of blocks refuses what it cannot do", "[ops][blocks]") {
   wrong.policy = ScalePolicy::delayed;
   refused(wrong, q.view());
   refused(format, {});
-  Quantized view = q.view();
-  view.scale = nullptr;
+  Encoded view = q.view();
+  view.cast_scales = nullptr;
   refused(format, view);
   view = q.view();
-  view.scale_inv.shape = {9};
+  view.scales.shape = {9};
   refused(format, view);
   view = q.view();
   view.codes.shape = {16, 8};
@@ -341,13 +338,11 @@ TEST_CASE("quantize of blocks refuses what it cannot do", "[ops][blocks]") {
   wrong.scale_type = ScaleType::e4m3;
   CHECK_THROWS_AS(ops::block_rule(wrong, DType::f32), InternalError);
   for (const View& scales :
-       {View{q.view().scale_inv.data, DType::f32, {9}}, View{nullptr, DType::f32, {8}}}) {
+       {View{q.view().scales.data, DType::f32, {9}}, View{nullptr, DType::f32, {8}}}) {
     view = q.view();
-    view.scale_inv = scales;
-    CHECK_THROWS_WITH(
-        ops::dequantize(cpu_stream(), {view, {}, nullptr, nullptr, format, ScaleLayout::row_major},
-                        x),
-        Catch::Contains("wrong number of reciprocal scales"));
+    view.scales = scales;
+    CHECK_THROWS_WITH(ops::dequantize(cpu_stream(), view, x),
+                      Catch::Contains("wrong number of scales"));
   }
 }
 
@@ -362,20 +357,19 @@ TEST_CASE("rows that cross as codes with powers of two are cast again to nearly 
   format.scale_type = ScaleType::pow2;
   Array x(DType::bf16, {kRows, kColumns}, random_values(kRows * kColumns, 21));
   const auto cast = [&](Array& values, Orientation& rowwise, Orientation& columnwise) {
-    ops::quantize(cpu_stream(), values,
-                  {rowwise.view(), columnwise.view(), nullptr, nullptr, format}, nullptr, nullptr);
+    ops::quantize(cpu_stream(), values, {rowwise.view(), columnwise.view()}, nullptr, nullptr);
   };
   Orientation rows(format, ScaleLayout::row_major, kRows, kColumns);
   Orientation columns(format, ScaleLayout::row_major, kColumns, kRows);
   cast(x, rows, columns);
   Array received(DType::bf16, {kRows, kColumns});
-  ops::dequantize(cpu_stream(), {rows.view(), {}, nullptr, nullptr, format}, received);
+  ops::dequantize(cpu_stream(), rows.view(), received);
   Orientation rows_again(format, ScaleLayout::row_major, kRows, kColumns);
   Orientation columns_again(format, ScaleLayout::row_major, kColumns, kRows);
   cast(received, rows_again, columns_again);
   const auto decoded = [&](Orientation& of, int64_t height, int64_t width) {
     Array values(DType::f32, {height, width});
-    ops::dequantize(cpu_stream(), {of.view(), {}, nullptr, nullptr, format}, values);
+    ops::dequantize(cpu_stream(), of.view(), values);
     return values.values();
   };
   CHECK(decoded(rows_again, kRows, kColumns) == decoded(rows, kRows, kColumns));

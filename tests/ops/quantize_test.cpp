@@ -25,10 +25,9 @@ struct Codes {
   QuantizedTensor view() {
     QuantizedTensor result;
     result.rowwise.codes = codes.view();
-    result.tensor_scale = &scale;
-    result.tensor_scale_inv = &scale_inv;
-    result.format.dtype = dtype;
-    result.format.policy = ScalePolicy::current;
+    TensorFormat format = plain(dtype);
+    format.policy = ScalePolicy::current;
+    set_tensor_cast(result, format, &scale, &scale_inv);
     return result;
   }
 
@@ -256,7 +255,7 @@ TEST_CASE("dequantize multiplies every code by the reciprocal scale", "[ops]") {
         expected.push_back(q.codes.get(i) * q.scale_inv);
       }
       Array y(type.dtype, {count});
-      ops::dequantize(cpu_stream(), q.view(), y);
+      ops::dequantize(cpu_stream(), q.view().rowwise, y);
       int64_t differences = 0;
       const Array rounded(type.dtype, {count}, expected);
       for (int64_t i = 0; i < count; ++i) {
@@ -275,10 +274,10 @@ TEST_CASE("quantize refuses what it cannot do", "[ops]") {
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, wrong_count.view(), nullptr, nullptr),
                   InternalError);
   QuantizedTensor by_row = q.view();
-  by_row.format.block = per::row;
+  by_row.rowwise.format.block = per::row;
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, by_row, nullptr, nullptr), InternalError);
   QuantizedTensor stochastic = q.view();
-  stochastic.format.rounding = Rounding::stochastic;
+  stochastic.rowwise.format.rounding = Rounding::stochastic;
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, stochastic, nullptr, nullptr), InternalError);
   Codes integers(DType::i8, {8}, 1.0F);
   Array columnwise(DType::i8, {8, 1});
@@ -297,11 +296,13 @@ TEST_CASE("quantize refuses what it cannot do", "[ops]") {
   };
   for (const ScaleType type : {ScaleType::e8m0, ScaleType::e4m3}) {
     QuantizedTensor other = q.view();
-    other.format.scale_type = type;
+    other.rowwise.format.scale_type = type;
     refused(current(&amax, &scale_inv, other), "fp32 or pow2 scale expected");
     float scale = 1.0F;
     refused(
-        [&] { ops::compute_current_scale(cpu_stream(), &amax, other.format, &scale, &scale_inv); },
+        [&] {
+          ops::compute_current_scale(cpu_stream(), &amax, other.rowwise.format, &scale, &scale_inv);
+        },
         "fp32 or pow2 scale expected");
   }
   refused(current(nullptr, &scale_inv, q.view()), "missing scalar");
@@ -311,8 +312,8 @@ TEST_CASE("quantize refuses what it cannot do", "[ops]") {
   refused([&] { ops::transpose_codes(cpu_stream(), codes, not_transposed); },
           "y is [columns, rows]");
   Array nine(DType::f32, {9});
-  refused([&] { ops::dequantize(cpu_stream(), q.view(), nine); }, "counts differ");
-  QuantizedTensor without_scale = q.view();
-  without_scale.tensor_scale_inv = nullptr;
-  refused([&] { ops::dequantize(cpu_stream(), without_scale, x); }, "no reciprocal scale");
+  refused([&] { ops::dequantize(cpu_stream(), q.view().rowwise, nine); }, "counts differ");
+  Encoded without_scale = q.view().rowwise;
+  without_scale.tensor_scale = nullptr;
+  refused([&] { ops::dequantize(cpu_stream(), without_scale, x); }, "no scale");
 }

@@ -135,8 +135,9 @@ inline CurrentCast cast_with_current_scale(Array& x, const TensorFormat& format)
   float amax = 0.0F;
   ops::amax(cpu_stream(), x, &amax);
   ops::compute_current_scale(cpu_stream(), &amax, format, &cast.scale, &cast.scale_inv);
-  ops::quantize(cpu_stream(), x, {{cast.codes, {}}, {}, &cast.scale, &cast.scale_inv, format},
-                nullptr, nullptr);
+  Encoded out = with_cast_scales(cast.codes, format, {}, &cast.scale);
+  out.tensor_scale = &cast.scale_inv;
+  ops::quantize(cpu_stream(), x, {out}, nullptr, nullptr);
   return cast;
 }
 

@@ -28,10 +28,8 @@ std::string cast_blockwise(Array& x, const TensorFormat& format, bool transposed
   Array codes(format.dtype, {rows, columns});
   Array scale_inv(exponents ? DType::e8m0 : DType::f32, {count});
   Array scale(DType::f32, {count});
-  const Quantized view = {codes, scale_inv, scale.as<float>()};
-  ops::quantize(cpu_stream(), x,
-                {transposed ? Quantized{} : view, transposed ? view : Quantized{}, nullptr, nullptr,
-                 format, ScaleLayout::row_major},
+  const Encoded view = with_cast_scales(codes, format, scale_inv, scale.as<float>());
+  ops::quantize(cpu_stream(), x, {transposed ? Encoded{} : view, transposed ? view : Encoded{}},
                 nullptr, nullptr);
   const Array& scales = exponents ? scale_inv : scale;
   return fingerprint(codes.as<char>(), codes.bytes().size()) + " " +

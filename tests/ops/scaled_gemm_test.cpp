@@ -233,7 +233,7 @@ TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
   call.c.shape = {16, 17};
   refused(call);
   call = o.call();
-  call.a.quantized.rowwise.scale_inv.shape = {31};
+  call.a.quantized.scales.shape = {31};
   refused(call);
   call = o.call();
   call.b.quantized.format.block = tensor;
@@ -260,9 +260,9 @@ TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
   refused_for(call, "codes of blocks are stored along K");
   Case square(pair(block_1x128, block_1x128), {16, 16, 256});
   call = square.call();
-  Array wide_scales(DType::f64, {call.a.quantized.rowwise.scale_inv.count()});
-  call.a.quantized.rowwise.scale_inv = wide_scales;
-  refused_for(call, "reciprocal scales must be of the type");
+  Array wide_scales(DType::f64, {call.a.quantized.scales.count()});
+  call.a.quantized.scales = wide_scales;
+  refused_for(call, "scales must be of the type");
 }
 
 TEST_CASE("one function says which formats have a product", "[scaled_gemm]") {

@@ -42,10 +42,8 @@ CastResult cast_blocks(Array& x, const TensorFormat& format, bool transposed) {
   const int64_t count = ops::scale_grid(format.block, rows, columns, ScaleLayout::row_major).count;
   Array codes(format.dtype, {rows, columns});
   Array scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {count});
-  const Quantized view = {codes, scale_inv, nullptr};
-  ops::quantize(cpu_stream(), x,
-                {transposed ? Quantized{} : view, transposed ? view : Quantized{}, nullptr, nullptr,
-                 format, ScaleLayout::row_major},
+  const Encoded view = {codes, format, scale_inv};
+  ops::quantize(cpu_stream(), x, {transposed ? Encoded{} : view, transposed ? view : Encoded{}},
                 nullptr, nullptr);
   return {bytes_of(codes.as<char>(), codes.bytes().size()),
           bytes_of(scale_inv.bytes().data(), scale_inv.bytes().size())};

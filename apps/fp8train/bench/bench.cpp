@@ -32,13 +32,10 @@ Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns)
   fill_uniform(device, source.view());
   const Tensor one(device, DType::f32, {2}, MemoryCategory::workspace);
   ops::fill(device.stream(), one, 1.0F);
-  ops::quantize(device.stream(), source,
-                {.rowwise = {.codes = result, .scale_inv = {}},
-                 .columnwise = {},
-                 .tensor_scale = one.view().as<float>(),
-                 .tensor_scale_inv = one.view().as<float>() + 1,
-                 .format = plain(dtype)},
-                nullptr, nullptr);
+  Encoded codes(result, plain(dtype));
+  codes.cast_scales = one.view().as<float>();
+  codes.tensor_scale = codes.cast_scales + 1;
+  ops::quantize(device.stream(), source, {codes}, nullptr, nullptr);
   return result;
 }
 
@@ -55,23 +52,21 @@ BlockwiseCodes::BlockwiseCodes(Device& device, const TensorFormat& how, int64_t 
     : format(how),
       layout(device.traits().fp8_gemm_by_library ? ScaleLayout::cublaslt : ScaleLayout::row_major),
       codes(device, how.dtype, {rows, columns}, MemoryCategory::workspace) {
-  const Shape scales = {ops::scale_grid(format.block, rows, columns, layout).count};
-  scale_inv = Tensor(device, dtype_of(format.scale_type), scales, MemoryCategory::workspace);
-  fill_zero(device, scale_inv);  // cuBLASLt wants the padding to be
+  const Shape shape = {ops::scale_grid(format.block, rows, columns, layout).count};
+  scales = Tensor(device, dtype_of(format.scale_type), shape, MemoryCategory::workspace);
+  fill_zero(device, scales);  // cuBLASLt wants the padding to be
   if (format.block == per::row) {
-    scale = Tensor(device, DType::f32, scales, MemoryCategory::workspace);
+    cast_scales = Tensor(device, DType::f32, shape, MemoryCategory::workspace);
   }
 }
 
 void BlockwiseCodes::cast(const Stream& stream, const ConstView& x) const {
-  ops::quantize(stream, x, tensor(), nullptr, nullptr);
+  ops::quantize(stream, x, {encoded()}, nullptr, nullptr);
 }
 
-QuantizedTensor BlockwiseCodes::tensor() const {
-  QuantizedTensor all;
-  all.rowwise = view();
-  all.format = format;
-  all.layout = layout;
+Encoded BlockwiseCodes::encoded() const {
+  Encoded all(codes, format, scales, layout);
+  all.cast_scales = cast_scales.view().as<float>();
   return all;
 }
 
@@ -90,7 +85,7 @@ void TensorCodes::cast(const Stream& stream, const ConstView& x, bool current) c
   const QuantizedTensor out = tensor();
   if (current) {
     ops::amax(stream, x, scale + 2);
-    ops::compute_current_scale(stream, scale + 2, out.format, scale, scale + 1);
+    ops::compute_current_scale(stream, scale + 2, out.format(), scale, scale + 1);
   }
   ops::quantize(stream, x, out, current ? nullptr : scale + 2, nullptr);
 }
@@ -101,9 +96,9 @@ QuantizedTensor TensorCodes::tensor() const {
   if (!columnwise_codes.empty()) {
     all.columnwise.codes = columnwise_codes;
   }
-  all.tensor_scale = state.view().as<float>();
-  all.tensor_scale_inv = all.tensor_scale + 1;
-  all.format = plain(all.rowwise.codes.dtype);
+  all.set(&Encoded::format, plain(all.rowwise.codes.dtype));
+  all.set(&Encoded::cast_scales, state.view().as<float>());
+  all.set(&Encoded::tensor_scale, state.view().as<float>() + 1);
   return all;
 }
 

@@ -12,7 +12,7 @@
 #include "nn/parameter.h"
 #include "numeric/dtype.h"
 #include "ops/gemm/gemm.h"
-#include "tensor/quantized.h"
+#include "tensor/encoded.h"
 #include "tensor/tensor.h"
 #include "tensor/tensor_format.h"
 
@@ -48,14 +48,13 @@ TensorFormat blockwise_role_format(ScaleBlock block);
 /// device's GEMM reads it.
 struct BlockwiseCodes {
   BlockwiseCodes(Device& device, const TensorFormat& format, int64_t rows, int64_t columns);
-  Quantized view() const { return {codes, scale_inv, scale.view().as<float>()}; }
+  Encoded encoded() const;
   void cast(const Stream& stream, const ConstView& x) const;
-  QuantizedTensor tensor() const;
-  ops::GemmOperand operand(bool transposed) const { return {{}, transposed, tensor()}; }
+  ops::GemmOperand operand(bool transposed) const { return {{}, transposed, encoded()}; }
 
   TensorFormat format;
   ScaleLayout layout;
-  Tensor codes, scale_inv, scale;
+  Tensor codes, scales, cast_scales;
 };
 
 /// An FP8 matrix [rows, columns] with one scale, with memory of its own.
@@ -65,7 +64,7 @@ struct TensorCodes {
   /// read of x that finds it.
   void cast(const Stream& stream, const ConstView& x, bool current) const;
   QuantizedTensor tensor() const;
-  ops::GemmOperand operand(bool transposed) const { return {{}, transposed, tensor()}; }
+  ops::GemmOperand operand(bool transposed) const { return {{}, transposed, tensor().rowwise}; }
 
   Tensor codes, columnwise_codes;
   Tensor state;  // scale, its reciprocal, amax

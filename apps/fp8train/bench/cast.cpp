@@ -56,17 +56,11 @@ class CastBench {
     const TensorFormat format = blockwise_role_format(block);
     const BlockwiseCodes along_rows(*device_, format, rows_, columns_);
     const BlockwiseCodes along_columns(*device_, format, columns_, rows_);
-    QuantizedTensor out;
-    out.rowwise = along_rows.view();
-    if (both) {
-      out.columnwise = along_columns.view();
-    }
-    out.format = format;
-    out.layout = along_rows.layout;
+    const QuantizedTensor out = {along_rows.encoded(), both ? along_columns.encoded() : Encoded{}};
     const double seconds = device_seconds(
         *device_, [&] { ops::quantize(device_->stream(), x, out, nullptr, nullptr); }, seconds_);
     const size_t scales =
-        along_rows.scale_inv.view().bytes() + (both ? along_columns.scale_inv.view().bytes() : 0);
+        along_rows.scales.view().bytes() + (both ? along_columns.scales.view().bytes() : 0);
     return rate_of(x, format.dtype, std::string(name_of(block)), both, scales, seconds);
   }
 

@@ -129,7 +129,7 @@ CastQuality cast_tensor(Stream cpu, const TensorSource& source, const Safetensor
     write(entry.name, bytes.data());
   } else {
     write(code_entry(entry, how.format.dtype).name, matrix.codes.data());
-    write(scale_entry(entry, how.format).name, matrix.scale_inv.data());
+    write(scale_entry(entry, how.format).name, matrix.scales.data());
     if (how.format.is_two_level()) write(tensor_scale_entry(entry).name, &matrix.tensor_scale);
   }
   return matrix.quality;

@@ -33,8 +33,15 @@ size_t scale_bytes(const TensorFormat& format) {
   return size_of(dtype_of(format.scale_type));
 }
 
-View codes_of(std::vector<uint8_t>& codes, const TensorFormat& format, ConstView x) {
-  return {codes.data(), format.dtype, {x.shape[0], x.shape[1]}};
+/// The cast of a matrix of the shape of x, as operations take it.
+Encoded encoded(QuantizedMatrix& matrix, const TensorFormat& format, ConstView x) {
+  const auto count = static_cast<int64_t>(matrix.scales.size() / scale_bytes(format));
+  Encoded tensor({matrix.codes.data(), format.dtype, {x.shape[0], x.shape[1]}}, format,
+                 {matrix.scales.data(), dtype_of(format.scale_type), {count}});
+  if (format.block == per::tensor) {
+    tensor.tensor_scale = tensor.scales.as<float>();
+  }
+  return tensor;
 }
 
 /// Casts to e2m1 round stochastically themselves.
@@ -45,29 +52,24 @@ NearestCast cast_to_nearest(Stream cpu, ConstView x, TensorFormat format,
   const auto count = static_cast<size_t>(blocks.down * blocks.across);
   NearestCast cast;
   cast.matrix.codes.resize(bytes_of_rows(format.dtype, x.shape[0], x.shape[1]));
-  cast.matrix.scale_inv.resize(count * scale_bytes(format));
+  cast.matrix.scales.resize(count * scale_bytes(format));
   cast.scale.resize(count);
   CastQuality& quality = cast.matrix.quality;
-  const View codes = codes_of(cast.matrix.codes, format, x);
+  Encoded out = encoded(cast.matrix, format, x);
+  out.cast_scales = cast.scale.data();
   if (format.block == per::tensor) {
-    auto* scale_inv = reinterpret_cast<float*>(cast.matrix.scale_inv.data());
     ops::amax(cpu, x, &quality.amax);
-    ops::compute_current_scale(cpu, &quality.amax, format, cast.scale.data(), scale_inv);
-    ops::quantize(cpu, x, {{codes, {}}, {}, cast.scale.data(), scale_inv, format}, nullptr,
-                  &quality.statistics);
+    ops::compute_current_scale(cpu, &quality.amax, format, out.cast_scales, out.tensor_scale);
+    ops::quantize(cpu, x, {out}, nullptr, &quality.statistics);
     return cast;
   }
-  const View scale_inv = {
-      cast.matrix.scale_inv.data(), dtype_of(format.scale_type), {blocks.down * blocks.across}};
   const uint64_t pass = 0;
-  float tensor_scale_inv = 1.0F;  // a file has the reciprocal only
-  ops::quantize(cpu, x,
-                {{codes, scale_inv, cast.scale.data()},
-                 {},
-                 &cast.matrix.tensor_scale,
-                 &tensor_scale_inv,
-                 format},
-                &quality.amax, &quality.statistics, {key.seed, &pass, key.tensor});
+  float tensor_scale = 1.0F;
+  if (format.is_two_level()) {  // a file has what values were multiplied by only
+    out.cast_scales = &cast.matrix.tensor_scale;
+    out.tensor_scale = &tensor_scale;
+  }
+  ops::quantize(cpu, x, {out}, &quality.amax, &quality.statistics, {key.seed, &pass, key.tensor});
   return cast;
 }
 
@@ -158,15 +160,12 @@ QuantizedMatrix quantize_matrix(Stream cpu, ConstView x, const TensorFormat& for
 }
 
 void dequantize_matrix(Stream cpu, QuantizedMatrix& matrix, const TensorFormat& format, View y) {
-  const View codes = codes_of(matrix.codes, format, y);
-  if (format.block == per::tensor) {
-    auto* const scale_inv = reinterpret_cast<float*>(matrix.scale_inv.data());
-    return ops::dequantize(cpu, {{codes, {}}, {}, nullptr, scale_inv, format}, y);
+  Encoded tensor = encoded(matrix, format, y);
+  float above = 1.0F / matrix.tensor_scale;
+  if (format.is_two_level()) {
+    tensor.tensor_scale = &above;
   }
-  const auto count = static_cast<int64_t>(matrix.scale_inv.size() / scale_bytes(format));
-  const Quantized blocks = {codes, {matrix.scale_inv.data(), dtype_of(format.scale_type), {count}}};
-  float tensor_scale_inv = 1.0F / matrix.tensor_scale;
-  ops::dequantize(cpu, {blocks, {}, nullptr, &tensor_scale_inv, format}, y);
+  ops::dequantize(cpu, tensor, y);
 }
 
 }  // namespace fp8train

@@ -34,10 +34,10 @@ struct CastQuality {
 
 /// The result of a cast.
 struct QuantizedMatrix {
-  std::vector<uint8_t> codes;      ///< of 4 bits: packed by rows, the lower half of a byte first
-  std::vector<uint8_t> scale_inv;  ///< in the type of the format's scales: what codes are
-                                   ///< multiplied by; blocks in row-major order
-  float tensor_scale = 1.0F;       ///< of two levels: what values were multiplied by
+  std::vector<uint8_t> codes;   ///< of 4 bits: packed by rows, the lower half of a byte first
+  std::vector<uint8_t> scales;  ///< in the type of the format's scales: what codes are multiplied
+                                ///< by; blocks in row-major order
+  float tensor_scale = 1.0F;    ///< of two levels: what values were multiplied by
   CastQuality quality;
 };
 
@@ -55,7 +55,7 @@ MatrixBlocks matrix_blocks(ScaleBlock block, int64_t rows, int64_t columns);
 QuantizedMatrix quantize_matrix(Stream cpu, ConstView x, const TensorFormat& format,
                                 const StochasticKey& key);
 
-/// y = codes * (scale_inv * (1 / tensor_scale)), in fp32, bf16 or fp16 and of the shape that was
+/// y = codes * (scales * (1 / tensor_scale)), in fp32, bf16 or fp16 and of the shape that was
 /// cast. `matrix` is only read (views of operands are those of memory that may be written).
 void dequantize_matrix(Stream cpu, QuantizedMatrix& matrix, const TensorFormat& format, View y);
 

@@ -38,7 +38,7 @@ void check_attention(const AttentionShape& shape, const HeadsView& q, const Head
 
 void check_cast(const QuantizeSink& cast, int64_t rows, int64_t width) {
   const View& codes = cast.out.rowwise.codes;
-  check(cast.out.empty() || (is_fp8(cast.out.format.dtype) && codes.shape.rows() == rows &&
+  check(cast.out.empty() || (is_fp8(cast.out.format().dtype) && codes.shape.rows() == rows &&
                              codes.shape.back() == width),
         "attention: codes must have the rows of the tensor that is cast");
 }

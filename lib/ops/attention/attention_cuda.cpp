@@ -262,7 +262,7 @@ void run_codes(Stream stream, SdpaPlan& plan, SdpaPointers pointers, const Atten
   pointers.qkv_inv = codes.qkv_inv;
   pointers.out_inv = codes.out_inv;
   pointers.dout_inv = codes.dout_inv;
-  pointers.result_scale = codes.cast.out.tensor_scale;
+  pointers.result_scale = codes.cast.out.rowwise.cast_scales;
   pointers.probabilities_scale = codes.probabilities.scale;
   pointers.probabilities_inv = codes.probabilities.scale_inv;
   pointers.dscores_scale = codes.dscores.scale;
@@ -277,7 +277,7 @@ void run_codes(Stream stream, SdpaPlan& plan, SdpaPointers pointers, const Atten
   }
   if (values != nullptr && !codes.cast.out.empty()) {
     const Shape& shape = codes.cast.out.rowwise.codes.shape;
-    dequantize(stream, codes.cast.out, {values, DType::bf16, shape});
+    dequantize(stream, codes.cast.out.rowwise, {values, DType::bf16, shape});
   }
 }
 

@@ -347,8 +347,8 @@ FP8TRAIN_HD void for_each_task(int64_t tasks, bool in_parallel, const QuantizeSi
   keep_counts<float>({largest, saturated, underflow}, cast.out.rowwise.codes.count(), cast.amax,
                      cast.statistics);
   keep_counts<float>({largest_in_kernel, 0, 0}, 0, in_kernel, nullptr);
-  if (cast.out.tensor_scale_inv != nullptr) {
-    *cast.out.tensor_scale_inv = reciprocal(*cast.out.tensor_scale);
+  if (const Encoded& out = cast.out.rowwise; out.tensor_scale != nullptr) {
+    *out.tensor_scale = reciprocal(*out.cast_scales);
   }
 }
 

@@ -43,9 +43,9 @@ void find_block_scales(Stream stream, const BlockScaleSearch& call) {
         "find_block_scales: fp32 maxima, one for each block, expected");
   check(!call.transposed || call.format.block.is_square(),
         "find_block_scales: only squares are blocks of the transposed matrix too");
-  const View codes = {nullptr, call.format.dtype, call.seen()};
-  check_blockwise({.codes = codes, .scale_inv = call.scale_inv}, call.format, call.layout,
-                  call.seen());
+  check_blockwise(
+      {{nullptr, call.format.dtype, call.seen()}, call.format, call.scales, call.layout},
+      call.seen());
   dispatch<&OpTable::find_block_scales>(stream, call);
 }
 

@@ -8,7 +8,7 @@
 #include "device/stream.h"
 #include "ops/cast/quantize.h"
 #include "ops/cast/scale_blocks.h"
-#include "tensor/quantized.h"
+#include "tensor/encoded.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops {
@@ -45,7 +45,7 @@ struct BlockScaleSearch {
   TensorFormat format;
   ScaleLayout layout = ScaleLayout::row_major;
   bool transposed = false;
-  View scale_inv;
+  View scales;
 
   /// Returns the shape of the matrix whose scales are found.
   Shape seen() const {
@@ -54,12 +54,12 @@ struct BlockScaleSearch {
   /// Returns the arguments that the kernels take.
   FindBlockScales finder() const {
     return {amax.as<float>(), block_grid(format.block, shape.rows(), shape.back()), transposed,
-            block_scales(scale_inv, format, layout, seen()), block_rule(format, DType::f32)};
+            block_scales(scales, format, layout, seen()), block_rule(format, DType::f32)};
   }
 };
 
-/// Writes the reciprocal scales that quantize() would store of a matrix of `shape`. amax: from
-/// blockwise_part_amax(). `transposed` (squares only): of the transposed matrix. scale_inv: fp32 or
+/// Writes the scales that quantize() would store of a matrix of `shape`. amax: from
+/// blockwise_part_amax(). `transposed` (squares only): of the transposed matrix. scales: fp32 or
 /// e8m0, as many as scale_grid() says; padding is not written.
 void find_block_scales(Stream stream, const BlockScaleSearch& call);
 

@@ -65,8 +65,9 @@ __device__ __forceinline__ void finish_cast(const CastCall& call, const AmaxBits
 
 /// Host: the scalars of a cast with one scale for the tensor.
 inline CastCall cast_call(const QuantizeSink& sink, const CurrentScale& current = {}) {
-  return {current.amax == nullptr ? sink.out.tensor_scale : nullptr, sink.out.tensor_scale_inv,
-          sink.amax, sink.statistics, current};
+  const Encoded& out = sink.out.either();
+  return {current.amax == nullptr ? out.cast_scales : nullptr, out.tensor_scale, sink.amax,
+          sink.statistics, current};
 }
 
 /// Host: blocks of a cast. Where there is nothing to cast one block writes the scalars.

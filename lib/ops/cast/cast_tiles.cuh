@@ -248,7 +248,7 @@ void cast_tiles(const Stream& stream, const Source& source, const TileCast& call
       .codes = out.rowwise.codes.as<uint8_t>(),
       .transposed = out.columnwise.codes.as<uint8_t>(),
       .transposed_aligned = transposed_is_aligned(out.columnwise.codes.data, call.rows),
-      .code_type = out.empty() ? Fp8Types::kTypes[0] : out.format.dtype};
+      .code_type = out.empty() ? Fp8Types::kTypes[0] : out.format().dtype};
   Fp8Types::check(target.code_type);
   const bool packed = call.aligned && call.width % kVec8 == 0 && is_aligned(call.y) &&
                       is_aligned(target.codes, kVec8);

@@ -5,15 +5,16 @@
 namespace fp8train::ops::meta {
 namespace {
 
-/// Returns the bytes of one orientation's reciprocal scales, and of its scales where they are
-/// stored too.
-OpBytes scales_bytes(const Quantized& view) {
-  return bytes_of(view.scale_inv) * (view.scale != nullptr ? 2 : 1);
+/// Returns the bytes of the scales of one orientation's blocks, and of what its values were
+/// multiplied by where that is stored too.
+OpBytes scales_bytes(const Encoded& view) {
+  return bytes_of(view.scales) *
+         (view.cast_scales != nullptr && !view.format.is_two_level() ? 2 : 1);
 }
 
 OpBytes written_bytes(const QuantizedTensor& out) {
   OpBytes bytes;
-  for (const Quantized* part : {&out.rowwise, &out.columnwise}) {
+  for (const Encoded* part : {&out.rowwise, &out.columnwise}) {
     bytes += part->codes.empty() ? 0.0 : bytes_of(part->codes) + scales_bytes(*part);
   }
   return bytes;
@@ -38,7 +39,7 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* /*a
 void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
                      QuantizeStatistics* /*statistics*/, CastStep step) {
   OpWork work = {.bytes = bytes_of(x) + written_bytes(out), .launches = 1};
-  if (out.format.block == per::row) {
+  if (out.format().block == per::row) {
     const bool along_rows = !out.rowwise.codes.empty();
     const bool along_columns = !out.columnwise.codes.empty();
     work.bytes += bytes_of(x) * ((along_rows ? 1 : 0) + (along_columns ? 2 : 0) - 1);
@@ -57,7 +58,7 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
 void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
                   QuantizeStatistics* /*statistics*/, const CastOptions& options) {
   const int sides = !out.rowwise.codes.empty() && !out.columnwise.codes.empty() ? 2 : 1;
-  const int passes = out.format.row_scaled ? sides : out.format.is_two_level() ? 1 : 0;
+  const int passes = out.format().row_scaled ? sides : out.format().is_two_level() ? 1 : 0;
   if (options.step == CastStep::amax) {
     return count(stream, {.bytes = bytes_of(x) * passes, .launches = 2 * passes});
   }
@@ -75,15 +76,15 @@ void transpose_codes(Stream stream, ConstView x, View y) {
   count(stream, bytes_of(x) + bytes_of(y));
 }
 
-void dequantize(Stream stream, const QuantizedTensor& x, View y) {
-  count(stream, bytes_of(x.rowwise.codes) + bytes_of(x.rowwise.scale_inv) + bytes_of(y));
+void dequantize(Stream stream, const Encoded& x, View y) {
+  count(stream, bytes_of(x.codes) + bytes_of(x.scales) + bytes_of(y));
 }
 
-void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y) {
+void dequantize_blocks(Stream stream, const Encoded& x, View y) {
   meta::dequantize(stream, x, y);
 }
 
-void dequantize_fp4(Stream stream, const QuantizedTensor& x, View y) {
+void dequantize_fp4(Stream stream, const Encoded& x, View y) {
   meta::dequantize(stream, x, y);
 }
 
@@ -115,7 +116,7 @@ void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
 }
 
 void find_block_scales(Stream stream, const BlockScaleSearch& call) {
-  count(stream, bytes_of(call.amax) + bytes_of(call.scale_inv));
+  count(stream, bytes_of(call.amax) + bytes_of(call.scales));
 }
 
 }  // namespace fp8train::ops::meta

@@ -9,36 +9,37 @@ namespace {
 
 /// Checks a cast to e2m1: it needs the scales above those of blocks, and random bits.
 void check_fp4(const QuantizedTensor& out, const CastOptions& options) {
-  check(!out.format.is_two_level() || out.format.row_scaled ||
-            (out.tensor_scale != nullptr && out.tensor_scale_inv != nullptr),
+  const Encoded& either = out.either();
+  const TensorFormat& format = either.format;
+  check(!format.is_two_level() || format.row_scaled ||
+            (either.cast_scales != nullptr && either.tensor_scale != nullptr),
         "quantize: no scales of the tensor");
-  check(out.format.row_scaled || out.rowwise.codes.empty() || out.columnwise.codes.empty() ||
-            !out.format.hadamard,
+  check(format.row_scaled || out.rowwise.codes.empty() || out.columnwise.codes.empty() ||
+            !format.hadamard,
         "quantize: transformed values have a scale of the tensor for each orientation");
-  check(out.format.rounding == Rounding::nearest_even || options.pass != nullptr,
+  check(format.rounding == Rounding::nearest_even || options.pass != nullptr,
         "quantize: no random bits");
 }
 
 void check_block_cast(const ConstView& x, const QuantizedTensor& out, const CastOptions& options) {
-  check(out.format.policy == ScalePolicy::current, "quantize: blocks have current scaling");
-  check(options.step == CastStep::all || out.format.block == per::row || out.format.is_two_level(),
+  const TensorFormat& format = out.format();
+  check(format.policy == ScalePolicy::current, "quantize: blocks have current scaling");
+  check(options.step == CastStep::all || format.block == per::row || format.is_two_level(),
         "quantize: steps are of scales of rows or of two levels");
-  if (out.format.dtype == DType::e2m1) {
+  if (format.dtype == DType::e2m1) {
     check_fp4(out, options);
   } else {
-    check(out.format.rounding == Rounding::nearest_even,
-          "quantize: nearest-even rounding expected");
+    check(format.rounding == Rounding::nearest_even, "quantize: nearest-even rounding expected");
   }
   const int64_t rows = x.shape.rows();
   const int64_t columns = x.shape.back();
-  for (const Quantized* part : {&out.rowwise, &out.columnwise}) {
+  for (const Encoded* part : {&out.rowwise, &out.columnwise}) {
     if (part->codes.empty()) {
       continue;
     }
-    check_blockwise(*part, out.format, out.layout,
-                    part == &out.rowwise ? Shape{rows, columns} : Shape{columns, rows});
-    check(part->scale != nullptr || out.format.block != per::row, "quantize: no scale");
-    check(part->row_scale_inv != nullptr || !out.format.row_scaled, "quantize: no scales of rows");
+    check_blockwise(*part, part == &out.rowwise ? Shape{rows, columns} : Shape{columns, rows});
+    check(part->cast_scales != nullptr || format.block != per::row, "quantize: no scale");
+    check(part->row_scales != nullptr || !format.row_scaled, "quantize: no scales of rows");
   }
 }
 
@@ -54,12 +55,12 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* ama
               QuantizeStatistics* statistics, const CastOptions& options) {
   check(is_float_type(x.dtype), "quantize: x must be fp32, bf16 or fp16");
   check(!out.empty() || x.count() == 0, "quantize: no output for the codes");
-  if (out.format.block == per::tensor) {
+  if (out.format().block == per::tensor) {
     check_cast(x, out);
     return dispatch<&OpTable::quantize>(stream, x, out, amax, statistics, options);
   }
   check_block_cast(x, out, options);
-  if (out.format.dtype == DType::e2m1) {
+  if (out.format().dtype == DType::e2m1) {
     dispatch_as<&OpTable::quantize_fp4>("quantize_blockwise", stream, x, out, amax, statistics,
                                         options);
   } else {
@@ -73,7 +74,7 @@ void quantize_current(Stream stream, ConstView x, const float* amax, float* scal
   check(is_float_type(x.dtype), "quantize_current: x must be fp32, bf16 or fp16");
   check(!out.empty() || x.count() == 0, "quantize_current: no output for the codes");
   check(amax != nullptr && scale_inv != nullptr, "quantize_current: missing scalar");
-  check(dtype_of(out.format.scale_type) == DType::f32,
+  check(dtype_of(out.format().scale_type) == DType::f32,
         "quantize_current: fp32 or pow2 scale expected");
   check_cast(x, out);
   dispatch<&OpTable::quantize_current>(stream, x, amax, scale_inv, out, statistics);
@@ -86,16 +87,16 @@ void transpose_codes(Stream stream, ConstView x, View y) {
   dispatch<&OpTable::transpose_codes>(stream, x, y);
 }
 
-void dequantize(Stream stream, const QuantizedTensor& x, View y) {
-  const View& codes = x.rowwise.codes;
+void dequantize(Stream stream, const Encoded& x, View y) {
+  const View& codes = x.codes;
   check(is_code_type(codes.dtype), "dequantize: codes must be e4m3, e5m2, e2m1 or int8");
   check(is_float_type(y.dtype), "dequantize: y must be fp32, bf16 or fp16");
   check(codes.count() == y.count(), "dequantize: counts differ");
   if (x.format.block == per::tensor) {
-    check(x.tensor_scale_inv != nullptr, "dequantize: no reciprocal scale");
+    check(x.tensor_scale != nullptr, "dequantize: no scale");
     return dispatch<&OpTable::dequantize>(stream, x, y);
   }
-  check_blockwise(x.rowwise, x.format, x.layout, {codes.shape.rows(), codes.shape.back()});
+  check_blockwise(x, {codes.shape.rows(), codes.shape.back()});
   if (x.format.dtype == DType::e2m1) {
     dispatch_as<&OpTable::dequantize_fp4>("dequantize_blockwise", stream, x, y);
   } else {

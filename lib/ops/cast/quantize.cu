@@ -92,7 +92,7 @@ void run_quantize(const Stream& stream, const ConstView& x, const QuantizeSink& 
     const bool packed = is_aligned(data) && is_aligned(out.rowwise.codes.data);
     const LaunchShape shape = {cast_blocks(stream, ceil_div(x.count(), kSpan), kTileThreads),
                                kTileThreads};
-    with_code_type(out.format.dtype, [&](auto code_tag) {
+    with_code_type(out.format().dtype, [&](auto code_tag) {
       using Code = typename decltype(code_tag)::Type;
       const auto kernel = !packed                      ? quantize_kernel<false, true, X, Code>
                           : sink.statistics != nullptr ? quantize_kernel<true, true, X, Code>
@@ -236,7 +236,7 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* ama
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
                       const QuantizedTensor& out, QuantizeStatistics* statistics) {
   run_quantize(stream, x, {out, nullptr, statistics},
-               current_scale_of(amax, out.format, out.tensor_scale, scale_inv));
+               current_scale_of(amax, out.format(), out.either().cast_scales, scale_inv));
 }
 
 void transpose_codes(Stream stream, ConstView x, View y) {
@@ -249,14 +249,14 @@ void transpose_codes(Stream stream, ConstView x, View y) {
          to);
 }
 
-void dequantize(Stream stream, const QuantizedTensor& x, View y) {
-  const View& codes = x.rowwise.codes;
+void dequantize(Stream stream, const Encoded& x, View y) {
+  const View& codes = x.codes;
   with_code_type(codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
       using Code = typename decltype(code_tag)::Type;
       using Y = typename decltype(y_tag)::Type;
       map<kVec8>(stream, y.count(), is_aligned(codes.data, kVec8) && is_aligned(y.data),
-                 Dequantize<Code, Y>{codes.as<Code>(), x.tensor_scale_inv, y.as<Y>()});
+                 Dequantize<Code, Y>{codes.as<Code>(), x.tensor_scale, y.as<Y>()});
     });
   });
 }

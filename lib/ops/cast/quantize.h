@@ -7,7 +7,7 @@
 
 #include "device/stream.h"
 #include "tensor/element_map.h"
-#include "tensor/quantized.h"
+#include "tensor/encoded.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops {
@@ -34,8 +34,8 @@ struct QuantizeSink {
 /// Which random bits a stochastic cast draws: those of numeric/rounding.h for (seed, *pass, tensor,
 /// row * width + column), the codes' row and column, and the width rounded up to a multiple of 16.
 /// And which step of a cast is made: with scales of rows, or under e4m3 scales that of the tensor.
-/// The magnitudes of CastStep are in the `scale` of each orientation, in `row_scale_inv` where rows
-/// are scaled, or in `tensor_scale_inv`. One of the two steps combines `amax`: both are given it.
+/// The magnitudes of CastStep are in the `cast_scales` of each orientation, in `row_scales` where
+/// rows are scaled, or in `tensor_scale`. One of the two steps combines `amax`: both are given it.
 struct CastOptions {
   uint64_t seed = 0;
   const uint64_t* pass = nullptr;  ///< device memory: counts micro-batches over all ranks
@@ -54,7 +54,7 @@ void amax(Stream stream, ConstView x, float* result, bool combine = false);
 /// combined with max into what is there, which is not negative; NaN-propagating. `statistics`
 /// (nullable): overwritten, with those of `rowwise`, or of `columnwise` if that is alone.
 ///
-/// per::tensor: `out.tensor_scale` is read, its reciprocal goes to `out.tensor_scale_inv`
+/// per::tensor: `cast_scales` of out.either() is read, its reciprocal goes to `tensor_scale`
 /// (nullable), so that a tensor keeps the scale it was cast with. Codes: e4m3, e5m2 or, without
 /// their transpose, int8.
 ///
@@ -77,8 +77,8 @@ void amax(Stream stream, ConstView x, float* result, bool combine = false);
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
               QuantizeStatistics* statistics, const CastOptions& options = {});
 
-/// *out.tensor_scale and *scale_inv from *amax as compute_current_scale() finds them for
-/// `out.format`, then quantize(). `scale_inv` may be `out.tensor_scale_inv`.
+/// `cast_scales` of out.either() and *scale_inv from *amax as compute_current_scale() finds them
+/// for its format, then quantize(). `scale_inv` may be its `tensor_scale`.
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
                       const QuantizedTensor& out, QuantizeStatistics* statistics);
 
@@ -86,10 +86,10 @@ void quantize_current(Stream stream, ConstView x, const float* amax, float* scal
 /// [rows, columns] of a type of 8 bits; y: [columns, rows], elsewhere.
 void transpose_codes(Stream stream, ConstView x, View y);
 
-/// y = codes * scale_inv of their block or of the tensor, in y's type (fp32, bf16 or fp16). Reads
-/// x.rowwise; y: like its codes. Scales in e4m3: codes times the scale of their block times the
+/// y = codes * the scale of their block or of the tensor, in y's type (fp32, bf16 or fp16). x: one
+/// orientation; y: like its codes. Scales in e4m3: codes times the scale of their block times the
 /// row's or the tensor's, or 1 where both are null; a Hadamard transform is not taken back.
-void dequantize(Stream stream, const QuantizedTensor& x, View y);
+void dequantize(Stream stream, const Encoded& x, View y);
 
 /// *scale, *scale_inv from *amax by the current-scaling rule for `format` (fp32 or pow2; an amax
 /// below the format's amax_epsilon counts as that; zero or non-finite amax give 1).

@@ -237,44 +237,45 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
   const int64_t columns = x.shape.back();
   const View& codes = out.rowwise.codes;
   const View& transposed = out.columnwise.codes;
-  const bool packed = x.dtype != DType::f16 && is_fp8(out.format.dtype) && is_aligned(x.data) &&
+  const TensorFormat& format = out.format();
+  const ScaleLayout layout = out.either().layout;
+  const bool packed = x.dtype != DType::f16 && is_fp8(format.dtype) && is_aligned(x.data) &&
                       is_aligned(codes.data, kVec8) && columns % kVec8 == 0;
   const BlockwiseCast cast = {.rows = rows,
                               .columns = columns,
-                              .code_type = out.format.dtype,
+                              .code_type = format.dtype,
                               .codes = codes.as<uint8_t>(),
                               .transposed = {transposed.as<uint8_t>(), rows, columns,
                                              transposed_is_aligned(transposed.data, rows)},
-                              .rowwise = block_scales(out.rowwise, out.format, out.layout),
-                              .columnwise = block_scales(out.columnwise, out.format, out.layout),
-                              .rule = block_rule(out.format, x.dtype),
+                              .rowwise = block_scales(out.rowwise, format, layout),
+                              .columnwise = block_scales(out.columnwise, format, layout),
+                              .rule = block_rule(format, x.dtype),
                               .amax = amax,
                               .statistics = statistics,
                               .step = step};
   if (!packed) {
-    quantize_any_blocks(stream, x, out.format.block, cast);
+    quantize_any_blocks(stream, x, format.block, cast);
     return;
   }
   Fp8Types::check(cast.code_type);
-  if (out.format.block == per::row) {
+  if (format.block == per::row) {
     quantize_rows(stream, x, cast);
   } else {
     with_type<bf16, float>(x.dtype, [&](auto tag) {
-      quantize_tiles(stream, out.format.block, x.as<typename decltype(tag)::Type>(), cast);
+      quantize_tiles(stream, format.block, x.as<typename decltype(tag)::Type>(), cast);
     });
   }
 }
 
-void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y) {
-  const View& codes = x.rowwise.codes;
+void dequantize_blocks(Stream stream, const Encoded& x, View y) {
+  const View& codes = x.codes;
   const int64_t columns = codes.shape.back();
   ByteCodes::check(codes.dtype);
   FloatTypes::check(y.dtype);
   map<kVec8>(
       stream, y.count(),
       columns % kVec8 == 0 && is_aligned(codes.data, kVec8) && is_aligned(y.data),
-      DequantizeBlockwise{codes.data, codes.dtype, block_scales(x.rowwise, x.format, x.layout),
-                          columns, y.data, y.dtype});
+      DequantizeBlockwise{codes.data, codes.dtype, block_scales(x), columns, y.data, y.dtype});
 }
 
 }  // namespace fp8train::ops::cuda

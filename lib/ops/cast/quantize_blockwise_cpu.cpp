@@ -171,19 +171,20 @@ FP8TRAIN_HD CastCounts cast_squares(const Cast<X>& cast, int64_t side, const Blo
 template <typename X, typename Code>
 FP8TRAIN_HD void cast_as(ConstView x, const QuantizedTensor& out, float* amax_out,
                          QuantizeStatistics* statistics, CastStep step) {
+  const TensorFormat& format = out.format();
   const Cast<X> cast = {.x = x.as<X>(),
                         .rows = x.shape.rows(),
                         .columns = x.shape.back(),
-                        .rule = block_rule(out.format, x.dtype),
+                        .rule = block_rule(format, x.dtype),
                         .counted = statistics != nullptr,
                         .step = step};
-  const BlockScales rowwise = block_scales(out.rowwise, out.format, out.layout);
-  const BlockScales columnwise = block_scales(out.columnwise, out.format, out.layout);
+  const BlockScales rowwise = block_scales(out.rowwise, format, out.either().layout);
+  const BlockScales columnwise = block_scales(out.columnwise, format, out.either().layout);
   Code* codes = out.rowwise.codes.as<Code>();
   Code* transposed = out.columnwise.codes.as<Code>();
   CastCounts counts;
-  if (out.format.block.is_square()) {
-    counts = cast_squares(cast, out.format.block.rows, rowwise, columnwise, codes, transposed);
+  if (format.block.is_square()) {
+    counts = cast_squares(cast, format.block.rows, rowwise, columnwise, codes, transposed);
   } else {
     if (transposed != nullptr) {
       counts = cast_columns(cast, columnwise, transposed);
@@ -200,16 +201,16 @@ FP8TRAIN_HD void cast_as(ConstView x, const QuantizedTensor& out, float* amax_ou
 void quantize_blocks(Stream /*stream*/, ConstView x, const QuantizedTensor& out, float* amax,
                      QuantizeStatistics* statistics, CastStep step) {
   with_float_type(x.dtype, [&](auto x_tag) {
-    with_code_type(out.format.dtype, [&](auto code_tag) {
+    with_code_type(out.format().dtype, [&](auto code_tag) {
       cast_as<typename decltype(x_tag)::Type, typename decltype(code_tag)::Type>(x, out, amax,
                                                                                  statistics, step);
     });
   });
 }
 
-void dequantize_blocks(Stream /*stream*/, const QuantizedTensor& x, View y) {
-  const BlockScales scales = block_scales(x.rowwise, x.format, x.layout);
-  const View& stored = x.rowwise.codes;
+void dequantize_blocks(Stream /*stream*/, const Encoded& x, View y) {
+  const BlockScales scales = block_scales(x);
+  const View& stored = x.codes;
   const int64_t rows = stored.shape.rows();
   const int64_t columns = stored.shape.back();
   with_code_type(stored.dtype, [&](auto code_tag) {
@@ -231,19 +232,18 @@ void dequantize_blocks(Stream /*stream*/, const QuantizedTensor& x, View y) {
   });
 }
 
-void dequantize_fp4(Stream /*stream*/, const QuantizedTensor& x, View y) {
-  const BlockScales scales = block_scales(x.rowwise, x.format, x.layout);
-  const float tensor_scale_inv = x.tensor_scale_inv == nullptr ? 1.0F : *x.tensor_scale_inv;
-  const int64_t rows = x.rowwise.codes.shape.rows();
-  const int64_t columns = x.rowwise.codes.shape.back();
+void dequantize_fp4(Stream /*stream*/, const Encoded& x, View y) {
+  const BlockScales scales = block_scales(x);
+  const float tensor_scale = x.tensor_scale == nullptr ? 1.0F : *x.tensor_scale;
+  const int64_t rows = x.codes.shape.rows();
+  const int64_t columns = x.codes.shape.back();
   const int64_t pitch = ceil_div(columns, int64_t{2});
-  const auto* codes = x.rowwise.codes.as<uint8_t>();
+  const auto* codes = x.codes.as<uint8_t>();
   with_float_type(y.dtype, [&](auto tag) {
     auto* data = y.as<typename decltype(tag)::Type>();
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
     for (int64_t row = 0; row < rows; ++row) {
-      const float* const of_rows = x.rowwise.row_scale_inv;
-      const float above = of_rows == nullptr ? tensor_scale_inv : of_rows[row];
+      const float above = x.row_scales == nullptr ? tensor_scale : x.row_scales[row];
       for (int64_t block = 0; block < scales.grid.columns; ++block) {
         const float factor = scales.inverse(row, block) * above;
         const int64_t end = minimum(columns, (block + 1) * scales.grid.width);

@@ -101,13 +101,14 @@ void transpose_codes(Stream /*stream*/, ConstView x, View y) {
 
 void quantize(Stream /*stream*/, ConstView x, const QuantizedTensor& out, float* amax_out,
               QuantizeStatistics* statistics, const CastOptions& /*random*/) {
-  const float scale = *out.tensor_scale;
-  if (out.tensor_scale_inv != nullptr) {
-    *out.tensor_scale_inv = reciprocal(scale);
+  const Encoded& either = out.either();
+  const float scale = *either.cast_scales;
+  if (either.tensor_scale != nullptr) {
+    *either.tensor_scale = reciprocal(scale);
   }
   const bool only_transposed = out.rowwise.codes.empty() && !out.columnwise.codes.empty();
   with_float_type(x.dtype, [&](auto x_tag) {
-    with_code_type(out.format.dtype, [&](auto code_tag) {
+    with_code_type(either.format.dtype, [&](auto code_tag) {
       using X = typename decltype(x_tag)::Type;
       using Code = typename decltype(code_tag)::Type;
       if (only_transposed) {
@@ -131,16 +132,16 @@ void quantize(Stream /*stream*/, ConstView x, const QuantizedTensor& out, float*
   }
 }
 
-void dequantize(Stream /*stream*/, const QuantizedTensor& x, View y) {
-  const float scale_inv = *x.tensor_scale_inv;
-  with_code_type(x.rowwise.codes.dtype, [&](auto code_tag) {
+void dequantize(Stream /*stream*/, const Encoded& x, View y) {
+  const float scale = *x.tensor_scale;
+  with_code_type(x.codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
-      const auto* codes = x.rowwise.codes.as<typename decltype(code_tag)::Type>();
+      const auto* codes = x.codes.as<typename decltype(code_tag)::Type>();
       auto* data = y.as<typename decltype(y_tag)::Type>();
       for_each_chunk(y.count(), [=](int64_t begin, int64_t end) {
 #pragma GCC ivdep
         for (int64_t i = begin; i < end; ++i) {
-          store_from_float(data + i, decode(codes[i]) * scale_inv);
+          store_from_float(data + i, decode(codes[i]) * scale);
         }
       });
     });
@@ -156,7 +157,8 @@ void compute_current_scale(Stream /*stream*/, const float* amax, const TensorFor
 
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
                       const QuantizedTensor& out, QuantizeStatistics* statistics) {
-  FP8TRAIN_ISA_NS::compute_current_scale(stream, amax, out.format, out.tensor_scale, scale_inv);
+  FP8TRAIN_ISA_NS::compute_current_scale(stream, amax, out.format(), out.either().cast_scales,
+                                         scale_inv);
   FP8TRAIN_ISA_NS::quantize(stream, x, out, nullptr, statistics, {});
 }
 

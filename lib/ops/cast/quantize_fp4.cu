@@ -220,8 +220,8 @@ __global__ void __launch_bounds__(kTileThreads) fp4_kernel(Fp4Cast cast) {
 struct DequantizeFp4 {
   const uint8_t* codes;
   BlockScales scales;
-  const float* tensor_scale_inv;  ///< null: 1
-  const float* row_scale_inv;     ///< in its stead; may be null
+  const float* tensor_scale;  ///< null: 1
+  const float* row_scales;    ///< in its stead; may be null
   int64_t columns;
   void* y;
   DType y_type;
@@ -230,8 +230,8 @@ struct DequantizeFp4 {
   __device__ void run(int64_t i) const {
     const int64_t row = i / columns;
     const int64_t column = i % columns;
-    const float of_tensor = tensor_scale_inv == nullptr ? 1.0F : *tensor_scale_inv;
-    const float above = row_scale_inv == nullptr ? of_tensor : row_scale_inv[row];
+    const float of_tensor = tensor_scale == nullptr ? 1.0F : *tensor_scale;
+    const float above = row_scales == nullptr ? of_tensor : row_scales[row];
     const float factor = scales.inverse(row, column / scales.grid.width) * above;
     const uint32_t both = codes[row * ceil_div(columns, int64_t{2}) + column / 2];
     const float value = decode(e2m1{static_cast<uint8_t>(both >> column % 2 * 4 & 0xFU)}) * factor;
@@ -251,13 +251,13 @@ void find_amax(const Stream& stream, const Fp4Side& side, float* result, bool by
 
 /// Makes a step of the cast of one orientation; its line scales are an amax before and what reads
 /// them after.
-void cast_side(const Stream& stream, const Fp4Cast& cast, float* row_scale_inv, float* amax,
+void cast_side(const Stream& stream, const Fp4Cast& cast, float* row_scales, float* amax,
                CastStep step) {
   const Fp4Side& side = cast.side;
   const LaunchShape shape = {blocks_for(stream, side.lines * side.blocks(), kTileThreads),
                              kTileThreads};
   if (cast.by_line && step != CastStep::codes) {
-    find_amax(stream, side, row_scale_inv, true);
+    find_amax(stream, side, row_scales, true);
   }
   if (step == CastStep::amax) {
     return;
@@ -268,7 +268,7 @@ void cast_side(const Stream& stream, const Fp4Cast& cast, float* row_scale_inv, 
     launch(stream, shape, fp4_kernel<32>, cast);
   }
   if (cast.by_line) {
-    map<1>(stream, side.lines, true, FindTensorScales{nullptr, row_scale_inv, amax, cast.largest});
+    map<1>(stream, side.lines, true, FindTensorScales{nullptr, row_scales, amax, cast.largest});
   }
 }
 
@@ -278,7 +278,8 @@ void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float*
                   QuantizeStatistics* statistics, const CastOptions& options) {
   const int64_t rows = x.shape.rows();
   const int64_t columns = x.shape.back();
-  const TensorFormat& format = out.format;
+  const Encoded& either = out.either();
+  const TensorFormat& format = either.format;
   const ScaleTypeFacts& facts = facts_of(format.scale_type);
   FloatTypes::check(x.dtype);
   const auto width = static_cast<int>(format.block.columns);
@@ -293,22 +294,21 @@ void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float*
   const bool by_tensor = facts.two_level && !format.row_scaled;
   const bool finds = by_tensor && options.step != CastStep::codes;
   if (finds && format.hadamard) {
-    find_amax(stream, out.rowwise.codes.empty() ? columnwise : rowwise, out.tensor_scale_inv,
-              false);
+    find_amax(stream, out.rowwise.codes.empty() ? columnwise : rowwise, either.tensor_scale, false);
   } else if (finds) {
-    cuda::amax(stream, x, out.tensor_scale_inv, false);
+    cuda::amax(stream, x, either.tensor_scale, false);
   }
-  for (const Quantized* part : {&out.rowwise, &out.columnwise}) {
+  for (const Encoded* part : {&out.rowwise, &out.columnwise}) {
     if (part->codes.empty()) {
       continue;
     }
     const bool first = part == &out.rowwise || out.rowwise.codes.empty();
     const Fp4Cast cast = {.side = part == &out.rowwise ? rowwise : columnwise,
                           .codes = part->codes.as<uint8_t>(),
-                          .scales = block_scales(*part, format, out.layout),
+                          .scales = block_scales(*part),
                           .rule = facts.two_level ? BlockRule{} : block_rule(format, x.dtype),
-                          .above = by_tensor           ? out.tensor_scale_inv
-                                   : format.row_scaled ? part->row_scale_inv
+                          .above = by_tensor           ? either.tensor_scale
+                                   : format.row_scaled ? part->row_scales
                                                        : nullptr,
                           .by_line = format.row_scaled,
                           .largest = facts.largest,
@@ -319,20 +319,20 @@ void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float*
                           .random = options,
                           .amax = facts.two_level ? nullptr : amax_out,
                           .statistics = first ? statistics : nullptr};
-    cast_side(stream, cast, part->row_scale_inv, amax_out, options.step);
+    cast_side(stream, cast, part->row_scales, amax_out, options.step);
   }
   if (by_tensor && options.step != CastStep::amax) {
     map<1>(stream, 1, true,
-           FindTensorScales{out.tensor_scale, out.tensor_scale_inv, amax_out, facts.largest});
+           FindTensorScales{either.cast_scales, either.tensor_scale, amax_out, facts.largest});
   }
 }
 
-void dequantize_fp4(Stream stream, const QuantizedTensor& x, View y) {
+void dequantize_fp4(Stream stream, const Encoded& x, View y) {
   FloatTypes::check(y.dtype);
-  const BlockScales scales = block_scales(x.rowwise, x.format, x.layout);
+  const BlockScales scales = block_scales(x);
   map<1>(stream, y.count(), true,
-         DequantizeFp4{x.rowwise.codes.as<uint8_t>(), scales, x.tensor_scale_inv,
-                       x.rowwise.row_scale_inv, x.rowwise.codes.shape.back(), y.data, y.dtype});
+         DequantizeFp4{x.codes.as<uint8_t>(), scales, x.tensor_scale, x.row_scales,
+                       x.codes.shape.back(), y.data, y.dtype});
 }
 
 }  // namespace fp8train::ops::cuda

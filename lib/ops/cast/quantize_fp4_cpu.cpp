@@ -302,14 +302,14 @@ FP8TRAIN_HD CastCounts cast_side(const Side<X>& side, const Target& target) {
 }
 
 /// The cast of one orientation. `amax`: of the tensor.
-FP8TRAIN_HD Target target_of(DType x, const QuantizedTensor& out, const Quantized& part,
-                             const float* amax, const CastOptions& options) {
-  const TensorFormat& format = out.format;
+FP8TRAIN_HD Target target_of(DType x, const Encoded& part, const float* amax,
+                             const CastOptions& options) {
+  const TensorFormat& format = part.format;
   const ScaleTypeFacts& facts = facts_of(format.scale_type);
   return {.codes = part.codes.as<uint8_t>(),
-          .scales = block_scales(part, format, out.layout),
+          .scales = block_scales(part),
           .rule = facts.two_level ? BlockRule{} : block_rule(format, x),
-          .amax = format.row_scaled ? part.row_scale_inv
+          .amax = format.row_scaled ? part.row_scales
                   : facts.two_level ? amax
                                     : nullptr,
           .by_line = format.row_scaled,
@@ -327,17 +327,18 @@ FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out,
                          QuantizeStatistics* statistics, const CastOptions& options) {
   const int64_t rows = x.shape.rows();
   const int64_t columns = x.shape.back();
-  const TensorFormat& format = out.format;
+  const Encoded& either = out.either();
+  const TensorFormat& format = either.format;
   const ScaleTypeFacts& facts = facts_of(format.scale_type);
   const int64_t width = format.block.columns;
   const bool finds = options.step != CastStep::codes;
   const bool by_tensor = facts.two_level && !format.row_scaled;
-  float amax = finds || !by_tensor ? 0.0F : *out.tensor_scale_inv;
+  float amax = finds || !by_tensor ? 0.0F : *either.tensor_scale;
   if (finds && by_tensor && !format.hadamard) {
     FP8TRAIN_ISA_NS::amax(stream, x, &amax, false);
   }
   float largest = amax;  // of both sides
-  for (const Quantized* part : {&out.rowwise, &out.columnwise}) {
+  for (const Encoded* part : {&out.rowwise, &out.columnwise}) {
     if (part->codes.empty()) {
       continue;
     }
@@ -348,13 +349,13 @@ FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out,
             : Side<X>{x.as<X>(),       columns,         rows,        1, columns, width,
                       format.hadamard, options.columns, options.rows};
     if (finds && (format.hadamard || format.row_scaled)) {
-      amax = amax_of_side(side, part->row_scale_inv);  // of lines: to be inverted below
+      amax = amax_of_side(side, part->row_scales);  // of lines: to be inverted below
     }
     largest = max_magnitude(amax, largest);
     if (options.step == CastStep::amax) {
       continue;
     }
-    Target target = target_of(x.dtype, out, *part, &amax, options);
+    Target target = target_of(x.dtype, *part, &amax, options);
     target.counts = statistics != nullptr && (part == &out.rowwise || out.rowwise.codes.empty());
     const CastCounts counts = cast_side(side, target);
     largest = facts.two_level ? largest : max_magnitude(float_of(counts.largest), largest);
@@ -362,14 +363,14 @@ FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out,
       keep_counts<float>(counts, x.count(), nullptr, statistics);
     }
     for (int64_t line = 0; format.row_scaled && line < side.lines; ++line) {
-      part->row_scale_inv[line] = two_level_scale_inv(part->row_scale_inv[line], facts.largest);
+      part->row_scales[line] = two_level_scale_inv(part->row_scales[line], facts.largest);
     }
   }
   if (by_tensor && options.step == CastStep::amax) {
-    *out.tensor_scale_inv = amax;
+    *either.tensor_scale = amax;
   } else if (by_tensor) {
-    *out.tensor_scale = two_level_scale(amax, facts.largest);
-    *out.tensor_scale_inv = two_level_scale_inv(amax, facts.largest);
+    *either.cast_scales = two_level_scale(amax, facts.largest);
+    *either.tensor_scale = two_level_scale_inv(amax, facts.largest);
   }
   if (amax_out != nullptr) {
     *amax_out = max_magnitude(largest, *amax_out);

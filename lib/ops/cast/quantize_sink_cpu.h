@@ -13,7 +13,7 @@ template <typename Code, typename Y>
 FP8TRAIN_HD void cast_piece_as(const QuantizeSink& sink, const Y* values, int64_t row,
                                int64_t column, int64_t length, CastCounts& counts) {
   const QuantizedTensor& out = sink.out;
-  const float scale = *out.tensor_scale;
+  const float scale = *out.either().cast_scales;
   Code buffer[kChunk];
   Code* const codes = out.rowwise.codes.empty() ? buffer
                                                 : out.rowwise.codes.as<Code>() +
@@ -40,7 +40,7 @@ static __attribute__((noinline)) void cast_piece(const QuantizeSink& sink, const
     counts.raise(largest_magnitude(values, length));
   }
   if (!sink.out.empty()) {
-    with_fp8_type(sink.out.format.dtype, [&](auto tag) {
+    with_fp8_type(sink.out.format().dtype, [&](auto tag) {
       cast_piece_as<typename decltype(tag)::Type>(sink, values, row, column, length, counts);
     });
   }
@@ -75,8 +75,8 @@ FP8TRAIN_HD void for_each_piece(const QuantizeSink& sink, int64_t pieces, int64_
                                 Body body) {
   const CastCounts counts = count_pieces(pieces, count, body);
   keep_counts<Y>(counts, count, sink.amax, sink.statistics);
-  if (sink.out.tensor_scale_inv != nullptr) {
-    *sink.out.tensor_scale_inv = reciprocal(*sink.out.tensor_scale);
+  if (const Encoded& out = sink.out.either(); out.tensor_scale != nullptr) {
+    *out.tensor_scale = reciprocal(*out.cast_scales);
   }
 }
 

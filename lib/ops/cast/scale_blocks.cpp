@@ -67,16 +67,16 @@ void check_blockwise_format(const TensorFormat& format) {
   }
 }
 
-void check_blockwise(const Quantized& view, const TensorFormat& format, ScaleLayout layout,
-                     const Shape& shape) {
+void check_blockwise(const Encoded& view, const Shape& shape) {
+  const TensorFormat& format = view.format;
   check(view.codes.shape == shape && view.codes.dtype == format.dtype,
         "blocks: codes must be a matrix of the format's type");
-  check(view.scale_inv.dtype == dtype_of(format.scale_type),
-        "blocks: reciprocal scales must be of the type that the format says");
-  check(view.scale_inv.count() ==
-                scale_grid(format.block, shape.rows(), shape.back(), layout).count &&
-            !view.scale_inv.empty(),
-        "blocks: wrong number of reciprocal scales");
+  check(view.scales.dtype == dtype_of(format.scale_type),
+        "blocks: scales must be of the type that the format says");
+  check(view.scales.count() ==
+                scale_grid(format.block, shape.rows(), shape.back(), view.layout).count &&
+            !view.scales.empty(),
+        "blocks: wrong number of scales");
 }
 
 BlockRule block_rule(const TensorFormat& format, DType input) {
@@ -109,23 +109,23 @@ BlockRule block_rule(const TensorFormat& format, DType input) {
   throw InternalError("blocks: scales under a scale of the tensor have a rule of their own");
 }
 
-BlockScales block_scales(const Quantized& view, const TensorFormat& format, ScaleLayout layout) {
+BlockScales block_scales(const Encoded& view, const TensorFormat& format, ScaleLayout layout) {
   const Shape shape = view.codes.empty() ? Shape{0, 0} : view.codes.shape;
-  BlockScales scales = block_scales(view.scale_inv, format, layout, shape);
-  scales.scale = view.scale;
+  BlockScales scales = block_scales(view.scales, format, layout, shape);
+  scales.scale = format.is_two_level() ? nullptr : view.cast_scales;
   return scales;
 }
 
-BlockScales block_scales(const View& scale_inv, const TensorFormat& format, ScaleLayout layout,
+BlockScales block_scales(const View& scales, const TensorFormat& format, ScaleLayout layout,
                          const Shape& shape) {
   const DType type = dtype_of(format.scale_type);
   check(type == DType::f32 || type == DType::e8m0 || type == DType::e4m3,
         "blocks: no kernel reads scales of this type");
   return {.grid = scale_grid(format.block, shape.rows(), shape.back(), layout),
           .scale = nullptr,
-          .scale_inv = type == DType::f32 ? scale_inv.as<float>() : nullptr,
-          .exponents = type == DType::e8m0 ? scale_inv.as<e8m0>() : nullptr,
-          .under = type == DType::e4m3 ? scale_inv.as<e4m3>() : nullptr};
+          .scale_inv = type == DType::f32 ? scales.as<float>() : nullptr,
+          .exponents = type == DType::e8m0 ? scales.as<e8m0>() : nullptr,
+          .under = type == DType::e4m3 ? scales.as<e4m3>() : nullptr};
 }
 
 }  // namespace fp8train::ops

@@ -7,7 +7,7 @@
 #include "base/host_device.h"
 #include "numeric/bits.h"
 #include "numeric/scale.h"
-#include "tensor/quantized.h"
+#include "tensor/encoded.h"
 
 namespace fp8train::ops {
 
@@ -38,9 +38,8 @@ ScaleGrid scale_grid(ScaleBlock block, int64_t rows, int64_t columns, ScaleLayou
 /// (block_formats()).
 void check_blockwise_format(const TensorFormat& format);
 
-/// Host. Throws InternalError unless `view` holds codes of `shape` with their reciprocal scales.
-void check_blockwise(const Quantized& view, const TensorFormat& format, ScaleLayout layout,
-                     const Shape& shape);
+/// Host. Throws InternalError unless `view` holds codes of `shape` with their scales.
+void check_blockwise(const Encoded& view, const Shape& shape);
 
 /// How the scale of a block follows from its amax: numeric/scale.h's current_scale, or one of its
 /// scales in e8m0.
@@ -125,10 +124,14 @@ struct FindBlockScales {
   }
 };
 
-/// Host. Returns the scales of `view` as kernels index them.
-BlockScales block_scales(const Quantized& view, const TensorFormat& format, ScaleLayout layout);
-/// Host: the reciprocal scales of a matrix of `shape` alone.
-BlockScales block_scales(const View& scale_inv, const TensorFormat& format, ScaleLayout layout,
+/// Host. Returns the scales of `view` as kernels index them; its format and layout may be those of
+/// the other orientation, where it is not wanted.
+BlockScales block_scales(const Encoded& view, const TensorFormat& format, ScaleLayout layout);
+inline BlockScales block_scales(const Encoded& view) {
+  return block_scales(view, view.format, view.layout);
+}
+/// Host: the scales of a matrix of `shape` alone.
+BlockScales block_scales(const View& scales, const TensorFormat& format, ScaleLayout layout,
                          const Shape& shape);
 
 }  // namespace fp8train::ops

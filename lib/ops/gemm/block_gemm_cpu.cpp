@@ -37,10 +37,8 @@ ScaledWorkspace& scaled_workspace() {
 
 /// Values as an operand with a scale for the tensor; `scale` may be null.
 GemmOperand as_values(ConstView values, bool transposed, const float* scale) {
-  QuantizedTensor tensor;
-  tensor.rowwise.codes = {const_cast<void*>(values.data), values.dtype, values.shape};
-  tensor.format = plain(values.dtype);
-  tensor.tensor_scale_inv = const_cast<float*>(scale);
+  Encoded tensor({const_cast<void*>(values.data), values.dtype, values.shape}, plain(values.dtype));
+  tensor.tensor_scale = const_cast<float*>(scale);
   return {{}, transposed, tensor};
 }
 
@@ -74,14 +72,13 @@ void set_values_of_b(Gemm& product, const GemmOperand& b, const float* scale,
 }
 
 /// The scale of each row; of a tensor that has one of its own it is that.
-const float* scales_of_rows(const QuantizedTensor& tensor, GrowingBuffer& buffer) {
-  const Quantized& part = tensor.rowwise;
-  if (tensor.format.block == per::row || part.row_scale_inv != nullptr) {
-    return part.row_scale_inv != nullptr ? part.row_scale_inv : part.scale_inv.as<float>();
+const float* scales_of_rows(const Encoded& tensor, GrowingBuffer& buffer) {
+  if (tensor.format.block == per::row || tensor.row_scales != nullptr) {
+    return tensor.row_scales != nullptr ? tensor.row_scales : tensor.scales.as<float>();
   }
-  const int64_t rows = part.codes.shape.rows();
+  const int64_t rows = tensor.codes.shape.rows();
   auto* const scales = static_cast<float*>(buffer.reserve(static_cast<size_t>(rows) * 4));
-  std::fill_n(scales, rows, *tensor.tensor_scale_inv);
+  std::fill_n(scales, rows, *tensor.tensor_scale);
   return scales;
 }
 
@@ -125,17 +122,13 @@ void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
 /// exact in bf16, and a plain product times the scales of the tensors.
 void multiply_scaled(Stream stream, const Gemm& call, ScaledWorkspace& space) {
   Gemm values = {.a = as_values(values_under(stream, call.a, space.a), false,
-                                call.a.quantized.tensor_scale_inv),
+                                call.a.quantized.tensor_scale),
                  .c = call.c,
                  .beta = call.beta,
                  .bias = call.bias};
-  set_values_of_b(values, call.b, call.b.quantized.tensor_scale_inv,
+  set_values_of_b(values, call.b, call.b.quantized.tensor_scale,
                   [&] { return values_under(stream, call.b, space.b); });
   ops::gemm(stream, values);
-}
-
-BlockScales scales_of(const QuantizedTensor& tensor) {
-  return block_scales(tensor.rowwise, tensor.format, tensor.layout);
 }
 
 /// The arguments of a tile's product.
@@ -168,8 +161,8 @@ void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
   TiledProduct& product = cached(space.blocks, key);
   const void* a = prepare_operand(call.a, type, false, space.a);
   const void* b = prepare_operand(call.b, type, false, space.b);
-  const BlockScales a_scales = scales_of(call.a.quantized);
-  const BlockScales b_scales = scales_of(call.b.quantized);
+  const BlockScales a_scales = block_scales(call.a.quantized);
+  const BlockScales b_scales = block_scales(call.b.quantized);
   check(a_scales.grid.width == kBlockDepth && b_scales.grid.width == kBlockDepth,
         "gemm: fp32 scales on the cpu are of blocks of 128");
   const ProductEpilogue all = epilogue_of(call, 1.0F);
@@ -201,9 +194,9 @@ void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
 
 View values_under(Stream stream, const GemmOperand& operand, GrowingBuffer& buffer) {
   const DType type = multiplied_type(operand);
-  QuantizedTensor tensor = without_tensor_scale(operand.quantized);
-  tensor.rowwise.row_scale_inv = nullptr;
-  const Shape& shape = tensor.rowwise.codes.shape;
+  Encoded tensor = without_tensor_scale(operand.quantized);
+  tensor.row_scales = nullptr;
+  const Shape& shape = tensor.codes.shape;
   const View values = {buffer.reserve(static_cast<size_t>(shape.count()) * size_of(type)), type,
                        shape};
   ops::dequantize(stream, tensor, values);

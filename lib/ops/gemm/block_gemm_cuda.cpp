@@ -31,8 +31,8 @@ struct Factors {
 
 /// The scales of both tensors, multiplied, and beta; null where there are none.
 const float* find_factors(Stream stream, const Gemm& call) {
-  const float* const of_a = call.a.quantized.tensor_scale_inv;
-  const float* const of_b = call.b.quantized.tensor_scale_inv;
+  const float* const of_a = call.a.quantized.tensor_scale;
+  const float* const of_b = call.b.quantized.tensor_scale;
   if (of_a == nullptr && of_b == nullptr) {
     return nullptr;
   }
@@ -53,11 +53,11 @@ const float* find_factors(Stream stream, const Gemm& call) {
 /// Returns false, with nothing computed, if the library refuses the product.
 bool multiply_natively(Stream stream, const Gemm& call, bool fast_accumulate) {
   const auto operand = [](const GemmOperand& from) {
-    const Quantized& part = from.quantized.rowwise;
-    check(is_aligned(part.codes.data, 16) && is_aligned(part.scale_inv.data, 16),
+    const Encoded& part = from.quantized;
+    check(is_aligned(part.codes.data, 16) && is_aligned(part.scales.data, 16),
           "gemm: on cuda codes and scales of blocks start at multiples of 16 bytes");
-    return ProductOperand{part.codes, from.transposed, from.quantized.format.block.as_stored(),
-                          part.scale_inv.data};
+    return ProductOperand{part.codes, from.transposed, part.format.block.as_stored(),
+                          part.scales.data};
   };
   return multiply(stream,
                   {.a = operand(call.a),
@@ -87,10 +87,8 @@ void decode(Stream stream, const GemmOperand& operand, const View& y) {
   const View one = Factors(stream).one();
   op_table(stream).fill(stream, one, 1.0F);
   const ConstView codes = operand.matrix();
-  QuantizedTensor tensor;
-  tensor.rowwise.codes = {const_cast<void*>(codes.data), codes.dtype, codes.shape};
-  tensor.format = plain(codes.dtype);
-  tensor.tensor_scale_inv = one.as<float>();
+  Encoded tensor = View{const_cast<void*>(codes.data), codes.dtype, codes.shape};
+  tensor.tensor_scale = one.as<float>();
   ops::dequantize(stream, tensor, y);
 }
 
@@ -133,7 +131,7 @@ Gemm with_padding(Stream stream, const Gemm& call, const GemmSupport& support) {
     if (operand->quantized.empty()) {
       operand->plain = codes;
     } else {
-      operand->quantized.rowwise.codes = codes;
+      operand->quantized.codes = codes;
     }
   }
   return padded;

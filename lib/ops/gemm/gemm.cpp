@@ -19,11 +19,11 @@ bool can_multiply(DType a, DType b) {
 
 /// Codes with a scale for each block.
 void check_blocks(const GemmOperand& operand) {
-  const QuantizedTensor& tensor = operand.quantized;
-  check_blockwise(tensor.rowwise, tensor.format, tensor.layout, tensor.rowwise.codes.shape);
+  const Encoded& tensor = operand.quantized;
+  check_blockwise(tensor, tensor.codes.shape);
   const bool by_row = tensor.format.row_scaled;
-  check((tensor.tensor_scale_inv != nullptr) == (tensor.format.is_two_level() && !by_row) &&
-            (tensor.rowwise.row_scale_inv != nullptr) == by_row,
+  check((tensor.tensor_scale != nullptr) == (tensor.format.is_two_level() && !by_row) &&
+            (tensor.row_scales != nullptr) == by_row,
         "gemm: above e4m3 scales, and only there, is a scale of the tensor or of each row");
 }
 

@@ -6,13 +6,13 @@
 // transposed. What blocks mean (cuBLAS documentation, "Narrow precision data types usage";
 // DeepSeek-V3, arXiv 2412.19437, section 3.3.2; OCP MX specification, 6.2):
 //
-//   row x row             fp32 sum over the whole K, times scale_inv_a[m] * scale_inv_b[n];
-//   1x128 or 128x128,     for each 128 of K the fp32 partial sum times scale_inv_a * scale_inv_b,
+//   row x row             fp32 sum over the whole K, times scales_a[m] * scales_b[n];
+//   1x128 or 128x128,     for each 128 of K the fp32 partial sum times scales_a * scales_b,
 //   on either side        summed in fp32 in the order of K; not 128x128 on both sides;
 //   1x32 x 1x32 (e8m0),   each code times its power of two, which is exact, then an fp32 sum;
 //   and 32x32 on a side
 //   1x16 x 1x16 (e4m3),   each code times its scale, exact in bf16, then an fp32 sum, times
-//   and 16x16 on a side   tensor_scale_inv_a * tensor_scale_inv_b, or those of rows.
+//   and 16x16 on a side   tensor_scale_a * tensor_scale_b, or those of rows.
 //
 // FP8 codes are exact in bf16, so on the cpu they are decoded to bf16 (or fp32 where the processor
 // has no bf16 units) and the only rounding is that of the fp32 accumulation. Scales of blocks that
@@ -27,22 +27,22 @@
 #include <string>
 
 #include "device/device.h"
-#include "tensor/quantized.h"
+#include "tensor/encoded.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops {
 
 /// Plain or quantized: the other member is empty.
 struct GemmOperand {
-  ConstView plain;            ///< as stored, rank 2; codes are read without a scale
-  bool transposed = false;    ///< use the transpose of what is stored
-  QuantizedTensor quantized;  ///< `rowwise` is read, rank 2; a null tensor_scale_inv means 1
+  ConstView plain;          ///< as stored, rank 2; codes are read without a scale
+  bool transposed = false;  ///< use the transpose of what is stored
+  Encoded quantized;        ///< one orientation, rank 2; a null tensor_scale means 1
   /// Of b alone: what pack_operand() has made of this operand, which a product reads instead of it.
   /// Empty: not packed.
   ConstView packed;
 
   /// Values or codes as stored.
-  ConstView matrix() const { return quantized.empty() ? plain : quantized.rowwise.codes; }
+  ConstView matrix() const { return quantized.empty() ? plain : quantized.codes; }
   /// Whether codes have a scale for each block, and not one for the tensor.
   bool has_blocks() const {
     return quantized.format.is_scaled() && quantized.format.block != per::tensor;
@@ -51,8 +51,8 @@ struct GemmOperand {
 
 /// The tensor as dequantize() reads it without the scale of the tensor above those of blocks, which
 /// comes on top of a sum.
-inline QuantizedTensor without_tensor_scale(QuantizedTensor tensor) {
-  tensor.tensor_scale_inv = nullptr;
+inline Encoded without_tensor_scale(Encoded tensor) {
+  tensor.tensor_scale = nullptr;
   return tensor;
 }
 

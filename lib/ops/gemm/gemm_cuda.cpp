@@ -54,8 +54,7 @@ void gemm(Stream stream, const Gemm& call) {
     }
   }
   const auto operand = [](const GemmOperand& from) {
-    return ProductOperand{from.matrix(), from.transposed, per::tensor,
-                          from.quantized.tensor_scale_inv};
+    return ProductOperand{from.matrix(), from.transposed, per::tensor, from.quantized.tensor_scale};
   };
   const Gemm padded = with_padding(stream, call, support);
   if (!multiply(stream,

@@ -81,7 +81,7 @@ void gemm(Stream stream, const Gemm& call) {
   work.product = product_of(call, dequantized, work.arithmetic == Arithmetic::fp8_fast);
   for (const GemmOperand* operand : {&call.a, &call.b}) {
     work.bytes += bytes_of(operand->matrix());
-    work.bytes += operand->has_blocks() ? bytes_of(operand->quantized.rowwise.scale_inv) : 0.0;
+    work.bytes += operand->has_blocks() ? bytes_of(operand->quantized.scales) : 0.0;
     work.bytes += dequantized ? 2 * 2 * static_cast<double>(operand->matrix().count()) : 0.0;
     work.bytes += padded_k != 0 ? 2 * bytes_of(operand->matrix()) : 0.0;
   }

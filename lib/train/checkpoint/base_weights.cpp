@@ -47,9 +47,9 @@ void add_piece(const TensorSource& source, const HfPiece& piece, int64_t columns
   const auto cpu = make_device(DeviceKind::cpu);
   const QuantizedMatrix cast = quantize_matrix(
       cpu->stream(), {values.data(), DType::f32, {piece.rows, columns}}, format, {});
-  const auto* const scales = reinterpret_cast<const float*>(cast.scale_inv.data());
+  const auto* const scales = reinterpret_cast<const float*>(cast.scales.data());
   whole.codes.insert(whole.codes.end(), cast.codes.begin(), cast.codes.end());
-  whole.scales.insert(whole.scales.end(), scales, scales + cast.scale_inv.size() / sizeof(float));
+  whole.scales.insert(whole.scales.end(), scales, scales + cast.scales.size() / sizeof(float));
 }
 
 /// Copies this rank's part of the elements of a whole.

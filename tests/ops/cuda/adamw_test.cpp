@@ -65,9 +65,7 @@ Result update(Side& side, const Case& c) {
   if (c.wanted.codes || c.wanted.transposed) {
     cast.out.rowwise.codes = c.wanted.codes ? codes : View{};
     cast.out.columnwise.codes = c.wanted.transposed ? transposed : View{};
-    cast.out.tensor_scale = side.put_value(3.5F);
-    cast.out.tensor_scale_inv = scale_inv;
-    cast.out.format.dtype = c.wanted.type;
+    set_tensor_cast(cast.out, plain(c.wanted.type), side.put_value(3.5F), scale_inv);
     cast.statistics = c.wanted.statistics ? statistics : nullptr;
   }
   const Encoded gradient = put_stored(side, c, c.gradient, values(c, 4));

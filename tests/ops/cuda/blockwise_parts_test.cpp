@@ -62,7 +62,7 @@ Bits run_part(Side& side, const std::vector<float>& values, const PartCase& test
                                            .format = format,
                                            .layout = test.layout,
                                            .transposed = transposed,
-                                           .scale_inv = scales});
+                                           .scales = scales});
     bits.add(side.get(scales));
   }
   return bits;

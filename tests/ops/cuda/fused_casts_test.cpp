@@ -55,9 +55,7 @@ ops::QuantizeSink make_sink(Side& side, const Case& c, const Wanted& wanted) {
   ops::QuantizeSink sink;
   sink.amax = side.put_value(0.25F);
   if (wanted.codes || wanted.transposed) {
-    sink.out.tensor_scale = side.put_value(3.5F);
-    sink.out.tensor_scale_inv = side.put_value(0.0F);
-    sink.out.format.dtype = c.code_type;
+    set_tensor_cast(sink.out, plain(c.code_type), side.put_value(3.5F), side.put_value(0.0F));
     sink.out.rowwise.codes = wanted.codes ? side.space(c.code_type, shape, c.offset) : View{};
     sink.out.columnwise.codes =
         wanted.transposed ? side.space(c.code_type, {shape.back(), shape.rows()}, c.offset)
@@ -85,7 +83,7 @@ Result result_of(Side& side, const ops::QuantizeSink& sink) {
   if (!std::isnan(result.amax)) {
     result.amax = std::max(result.amax, 0.25F);  // amax overwrites what the others combine with
   }
-  result.scale_inv = sink.out.empty() ? 0.0F : side.get_value(sink.out.tensor_scale_inv);
+  result.scale_inv = sink.out.empty() ? 0.0F : side.get_value(sink.out.either().tensor_scale);
   result.statistics =
       sink.statistics == nullptr ? result.statistics : side.get_value(sink.statistics);
   return result;

@@ -110,11 +110,8 @@ std::vector<Array> residual_norm(Side& side, const Case& c, DType type, bool lay
   ops::QuantizeSink cast;
   cast.amax = side.put_value(0.25F);
   if (casts) {
-    cast.out = {.rowwise = {.codes = codes},
-                .columnwise = {.codes = columnwise},
-                .tensor_scale = side.put_value(3.5F),
-                .tensor_scale_inv = side.put_value(0.0F),
-                .format = {.dtype = DType::e4m3}};
+    cast.out = {codes, columnwise};
+    set_tensor_cast(cast.out, plain(DType::e4m3), side.put_value(3.5F), side.put_value(0.0F));
   }
   const ConstView weight = side.put(weight_of(c, 2));
   const ConstView bias = side.put(weight_of(c, 3));

@@ -50,18 +50,16 @@ struct Nvfp4Cast {
       : is_columnwise(columnwise) {
     const Shape shape = columnwise ? Shape{columns, rows} : Shape{rows, columns};
     const int64_t count = ops::scale_grid(format.block, shape[0], shape[1], layout).count;
-    Quantized& written = columnwise ? out.columnwise : out.rowwise;
-    written.codes = side.space(DType::e2m1, shape);
-    written.scale_inv = side.put(Array(dtype_of(format.scale_type), {count}));
+    Encoded& written = columnwise ? out.columnwise : out.rowwise;
+    written = {side.space(DType::e2m1, shape), format,
+               side.put(Array(dtype_of(format.scale_type), {count})), layout};
     if (format.row_scaled) {
       row_scales = side.space(DType::f32, {shape[0]});
-      written.row_scale_inv = row_scales.as<float>();
+      written.row_scales = row_scales.as<float>();
     } else if (format.is_two_level()) {
-      out.tensor_scale = side.put_value(0.0F);
-      out.tensor_scale_inv = side.put_value(0.0F);
+      written.cast_scales = side.put_value(0.0F);
+      written.tensor_scale = side.put_value(0.0F);
     }
-    out.format = format;
-    out.layout = layout;
     statistics = side.put_value(ops::QuantizeStatistics{9, 9, 9});
     amax = side.put_value(0.25F);
     const uint64_t* pass = side.put_value(uint64_t{77});
@@ -80,28 +78,24 @@ struct Nvfp4Cast {
     ops::quantize(side.stream(), values, out, amax, statistics, random);
   }
 
-  const Quantized& part() const { return is_columnwise ? out.columnwise : out.rowwise; }
+  const Encoded& part() const { return is_columnwise ? out.columnwise : out.rowwise; }
 
   Bits bits(Side& side) const {
     Bits bits;
     bits.add(side.get(part().codes));
-    bits.add(side.get(part().scale_inv));
+    bits.add(side.get(part().scales));
     if (!row_scales.empty()) {
       bits.add(side.get(row_scales));
-    } else if (out.tensor_scale != nullptr) {
-      bits.add_value(side.get_value(out.tensor_scale));
-      bits.add_value(side.get_value(out.tensor_scale_inv));
+    } else if (part().cast_scales != nullptr) {
+      bits.add_value(side.get_value(part().cast_scales));
+      bits.add_value(side.get_value(part().tensor_scale));
     }
     bits.add_value(side.get_value(statistics));
     bits.add_value(side.get_value(amax));
     return bits;
   }
 
-  ops::GemmOperand operand(bool transposed) const {
-    ops::GemmOperand result = {{}, transposed, out};
-    result.quantized.rowwise = part();
-    return result;
-  }
+  ops::GemmOperand operand(bool transposed) const { return {{}, transposed, part()}; }
 
   bool is_columnwise;
   QuantizedTensor out;

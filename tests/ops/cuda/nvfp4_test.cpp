@@ -19,10 +19,7 @@ Bits run_cast(Side& side, const Array& x, const Extents& extents, const TensorFo
   Nvfp4Cast cast(side, x, extents.rows, extents.columns, format, layout, columnwise);
   Bits bits = cast.bits(side);
   const View y = side.space(DType::f32, cast.part().codes.shape);
-  QuantizedTensor stored = cast.out;
-  stored.rowwise = cast.part();
-  stored.columnwise = {};
-  ops::dequantize(side.stream(), stored, y);
+  ops::dequantize(side.stream(), cast.part(), y);
   bits.add(side.get(y));
   return bits;
 }

@@ -15,12 +15,13 @@ struct Wanted {
   bool rowwise, columnwise, statistics, scale, amax;
 };
 
-Quantized make_orientation(Side& side, const TensorFormat& format, ScaleLayout layout, int64_t rows,
-                           int64_t columns, bool scale, int64_t offset) {
+Encoded make_orientation(Side& side, const TensorFormat& format, ScaleLayout layout, int64_t rows,
+                         int64_t columns, bool scale, int64_t offset) {
   const int64_t count = ops::scale_grid(format.block, rows, columns, layout).count;
-  return {side.space(format.dtype, {rows, columns}, offset),
-          side.space(dtype_of(format.scale_type), {count}),
-          scale ? side.space(DType::f32, {count}).as<float>() : nullptr};
+  const View codes = side.space(format.dtype, {rows, columns}, offset);
+  const View scales = side.space(dtype_of(format.scale_type), {count});
+  return with_cast_scales(codes, format, scales,
+                          scale ? side.space(DType::f32, {count}).as<float>() : nullptr, layout);
 }
 
 /// The bytes of everything that a cast wrote, and of what it left alone.
@@ -28,8 +29,6 @@ Bits run_cast(Side& side, const Array& x, const Extents& extents, const TensorFo
               ScaleLayout layout, const Wanted& wanted, int64_t offset) {
   const bool scale = wanted.scale || format.block == per::row;
   QuantizedTensor out;
-  out.format = format;
-  out.layout = layout;
   if (wanted.rowwise) {
     out.rowwise =
         make_orientation(side, format, layout, extents.rows, extents.columns, scale, offset);
@@ -51,12 +50,12 @@ Bits run_cast(Side& side, const Array& x, const Extents& extents, const TensorFo
   if (amax != nullptr) {
     bits.add_value(side.get_value(amax));
   }
-  for (const Quantized& view : {out.rowwise, out.columnwise}) {
+  for (const Encoded& view : {out.rowwise, out.columnwise}) {
     if (!view.codes.empty()) {
       bits.add(side.get(view.codes));
-      bits.add(side.get(view.scale_inv));
-      if (view.scale != nullptr) {
-        bits.add(side.get(ConstView{view.scale, DType::f32, view.scale_inv.shape}));
+      bits.add(side.get(view.scales));
+      if (view.cast_scales != nullptr) {
+        bits.add(side.get(ConstView{view.cast_scales, DType::f32, view.scales.shape}));
       }
     }
   }
@@ -142,9 +141,7 @@ TEST_CASE("dequantize_blockwise is exact", "[cuda][blocks]") {
         for (const FloatType& type : kFloatTypes) {
           const auto run = [&, rows = rows, columns = columns](Side& side) {
             const View y = side.space(type.dtype, {rows, columns});
-            QuantizedTensor x = {.rowwise = {}, .columnwise = {}, .format = format};
-            x.rowwise = {side.put(codes), side.put(scale_inv)};
-            x.layout = layout;
+            const Encoded x = {side.put(codes), format, side.put(scale_inv), layout};
             ops::dequantize(side.stream(), x, y);
             return side.get(y);
           };

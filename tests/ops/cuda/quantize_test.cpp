@@ -43,10 +43,9 @@ Cast run_cast(Side& side, const Array& x, DType code_type, const Layout& layout,
   if (wanted != Wanted::codes) {
     out.columnwise.codes = side.space(code_type, transposed, layout.offset);
   }
-  out.tensor_scale = side.put_value(scale);
-  out.tensor_scale_inv = side.put_value(0.0F);
-  out.format.dtype = code_type;
-  out.format.policy = ScalePolicy::current;
+  TensorFormat format = plain(code_type);
+  format.policy = ScalePolicy::current;
+  set_tensor_cast(out, format, side.put_value(scale), side.put_value(0.0F));
   float* amax = records ? side.put_value(0.25F) : nullptr;
   auto* statistics = records ? side.put_value(ops::QuantizeStatistics{9, 9, 9}) : nullptr;
   ops::quantize(side.stream(), side.put(x, layout.offset), out, amax, statistics);
@@ -57,7 +56,7 @@ Cast run_cast(Side& side, const Array& x, DType code_type, const Layout& layout,
   if (!out.columnwise.codes.empty()) {
     result.transposed = side.get(out.columnwise.codes);
   }
-  result.scale_inv = side.get_value(out.tensor_scale_inv);
+  result.scale_inv = side.get_value(out.either().tensor_scale);
   if (records) {
     result.amax = side.get_value(amax);
     result.statistics = side.get_value(statistics);
@@ -106,12 +105,11 @@ CurrentCast run_current(Side& side, const Array& x, DType code_type, const Layou
   if (wanted != Wanted::codes) {
     out.columnwise.codes = side.space(code_type, {layout.columns, layout.rows}, layout.offset);
   }
-  out.tensor_scale = side.put_value(-1.0F);
-  out.tensor_scale_inv = side.put_value(-1.0F);
-  out.format.dtype = code_type;
-  out.format.policy = ScalePolicy::current;
-  out.format.scale_type = pow2 ? ScaleType::pow2 : ScaleType::f32;
-  out.format.amax_epsilon = 1e-3F;
+  TensorFormat format = plain(code_type);
+  format.policy = ScalePolicy::current;
+  format.scale_type = pow2 ? ScaleType::pow2 : ScaleType::f32;
+  format.amax_epsilon = 1e-3F;
+  set_tensor_cast(out, format, side.put_value(-1.0F), side.put_value(-1.0F));
   float* const scale_inv = side.put_value(-1.0F);
   auto* statistics = counts ? side.put_value(ops::QuantizeStatistics{9, 9, 9}) : nullptr;
   ops::quantize_current(side.stream(), side.put(x, layout.offset), side.put_value(amax), scale_inv,
@@ -123,8 +121,8 @@ CurrentCast run_current(Side& side, const Array& x, DType code_type, const Layou
   if (!out.columnwise.codes.empty()) {
     result.cast.transposed = side.get(out.columnwise.codes);
   }
-  result.cast.scale_inv = side.get_value(out.tensor_scale_inv);
-  result.scale = side.get_value(out.tensor_scale);
+  result.cast.scale_inv = side.get_value(out.either().tensor_scale);
+  result.scale = side.get_value(out.either().cast_scales);
   result.scale_inv = side.get_value(scale_inv);
   if (counts) {
     result.cast.statistics = side.get_value(statistics);
@@ -275,12 +273,10 @@ TEST_CASE("an amax is combined with what is there", "[cuda][quantize]") {
   const Array x(DType::bf16, {4, 64}, random_values(256, 7));
   for (const float before : {0.0F, 1e9F, INFINITY, NAN}) {
     const auto run = [&](Side& side) {
-      QuantizedTensor out;
-      out.rowwise.codes = side.space(DType::e4m3, {4, 64});
-      out.tensor_scale = side.put_value(1.0F);
-      out.format.dtype = DType::e4m3;
+      Encoded out = side.space(DType::e4m3, {4, 64});
+      out.cast_scales = side.put_value(1.0F);
       float* amax = side.put_value(before);
-      ops::quantize(side.stream(), side.put(x), out, amax, nullptr);
+      ops::quantize(side.stream(), side.put(x), {out}, amax, nullptr);
       return side.get_value(amax);
     };
     CHECK(bits_of(on_cuda(run)) == bits_of(on_cpu(run)));
@@ -297,10 +293,7 @@ TEST_CASE("dequantize is exact for every code", "[cuda][quantize][exhaustive]") 
             codes.as<uint8_t>()[i] = static_cast<uint8_t>(i);
           }
           const auto run = [&](Side& side) {
-            QuantizedTensor q;
-            q.rowwise.codes = side.put(codes, offset);
-            q.tensor_scale_inv = side.put_value(scale_inv);
-            q.format.dtype = code_type;
+            const Encoded q = with_tensor_scale(side.put(codes, offset), side.put_value(scale_inv));
             const View y = side.space(type, {1021}, offset);
             ops::dequantize(side.stream(), q, y);
             return side.get(y);

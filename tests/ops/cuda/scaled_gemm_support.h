@@ -42,7 +42,8 @@ struct ScaledProduct {
   ops::Gemm on(Side& side) {
     ops::Gemm result = call();
     for (const auto& [operand, matrix] : {std::pair{&result.a, &a}, {&result.b, &b}}) {
-      operand->quantized.rowwise = {side.put(matrix->codes), side.put(matrix->scale_inv)};
+      operand->quantized = {side.put(matrix->codes), matrix->format, side.put(matrix->scale_inv),
+                            matrix->layout};
     }
     result.c = side.put(c);
     result.bias = side.put(bias);
