@@ -8,18 +8,12 @@
 
 #include "base/error.h"
 #include "base/names.h"
-#include "comm/topology.h"
+#include "layout_runs.h"
 #include "model/model_config.h"
-#include "train/checkpoint/run_checkpoints.h"
 #include "train/session.h"
 
 namespace fp8train {
 namespace {
-
-/// Assumed: a rank copies its state to the host over PCIe 4.0 at this rate, and a job that failed
-/// trains again after this time.
-constexpr double kHostBytesPerSecond = 25e9;
-constexpr double kRestartSeconds = 300;
 
 /// The shortest part of a sequence that ranks share; shorter ones are read as other sequences.
 constexpr int64_t kMinPart = 8192;
@@ -84,8 +78,8 @@ std::vector<ParallelLayout> with_expert_sizes(const std::vector<ParallelLayout>&
 }
 
 /// The sizes of axes that `ranks` ranks can have: layers are shared within a node.
-std::vector<ParallelLayout> sizes_of_axes(const Settings& settings, int ranks) {
-  const ModelConfig model = open_session(settings, false).engine.model;  // which can be in a folder
+std::vector<ParallelLayout> sizes_of_axes(const Settings& settings, const ModelConfig& model,
+                                          int ranks) {
   const int64_t blocks = model.num_hidden_layers;
   const ParallelLayout& given = settings.parallelism.layout;
   std::vector<ParallelLayout> all;
@@ -110,38 +104,19 @@ std::vector<ParallelLayout> sizes_of_axes(const Settings& settings, int ranks) {
   return model.moe.experts == 0 ? all : with_expert_sizes(all, model.moe.experts, ranks, of_node);
 }
 
-/// The share of the job's time that trains, with saves at the run's interval or at the best one.
-double goodput_of(const Settings& settings, const DryRunStep& step, double step_seconds,
-                  int ranks) {
-  const double given = settings.job.mtbf_seconds;
-  const double mtbf = given > 0 ? given : assumed_mtbf(ranks);
-  const double stall = static_cast<double>(step.state_copy) / kHostBytesPerSecond;
-  const int64_t interval = settings.checkpoint.interval;
-  const double between = interval > 0 ? static_cast<double>(interval) * step_seconds
-                                      : best_save_seconds(std::max(stall, 1e-6), mtbf);
-  return 1 / (1 + stall / between) / (1 + (between / 2 + kRestartSeconds) / mtbf);
-}
-
-/// The most chunks of a stage that are tried.
-constexpr int64_t kMaxChunks = 8;
-
 /// The layouts with one set of sizes, one stage of ZeRO and one kind of recomputation.
 class StageSearch {
  public:
   /// `sequences`: of a step and of the ranks that train on the same batches. `sizes`: of
   /// micro-batches.
-  StageSearch(const Settings& settings, const RankMemory& memory, int ranks, int64_t sequences,
-              std::vector<int64_t> sizes)
-      : settings_(settings),
-        memory_(memory),
-        ranks_(ranks),
-        sequences_(sequences),
-        sizes_(std::move(sizes)),
-        topology_(Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node))) {}
+  StageSearch(const Settings& settings, const LayoutRuns& runs, int64_t sequences,
+              const std::vector<int64_t>& sizes)
+      : settings_(settings), runs_(runs), sequences_(sequences), sizes_(sizes) {}
 
-  /// Adds all micro-batches; false: none fits. A larger one needs more, except where a step has one
-  /// only: stages 2 and 3 then hold no whole gradients. One alone is not exchanged in two ways.
-  bool search(LayoutSearch& found) const {
+  /// Adds all micro-batches but those of `too_large`, to which it adds what does not fit; false:
+  /// none fits. A larger one needs more, except where a step has one only: stages 2 and 3 then hold
+  /// no whole gradients. One alone is not exchanged in two ways.
+  bool search(LayoutSearch& found, std::set<int64_t>& too_large) const {
     bool is_too_large = false;
     const size_t fitting = found.fitting.size();
     const StrategySettings& strategy = settings_.parallelism;
@@ -151,49 +126,22 @@ class StageSearch {
       if (strategy.sync_each_batch ? is_alone : is_other && !is_alone) {
         continue;  // a stage 2 with whole gradients is stage 1
       }
-      if (is_too_large && !(is_alone && strategy.zero_stage >= 2)) {
+      const bool is_larger = is_too_large && !(is_alone && strategy.zero_stage >= 2);
+      if (is_larger || too_large.contains(size)) {
+        too_large.insert(size);
         ++found.larger;
         continue;
       }
-      Layout layout = plan(with_micro_batch(size), &found.scheduled, limit());
-      is_too_large = !fits(layout.bytes);
+      Layout layout = runs_.plan(with_micro_batch(size), &found.scheduled);
+      is_too_large = !runs_.fits(layout);
+      if (is_too_large) {
+        too_large.insert(size);
+      }
       (is_too_large ? found.too_large : found.fitting).push_back(std::move(layout));
       found.tried(found);
     }
     return found.fitting.size() > fitting;
   }
-
-  /// Makes the dry run of a layout; `others` (null: none) gets it with the schedules with which the
-  /// same passes take less time. `limit`: where it ends.
-  Layout plan(const Settings& settings, std::vector<Layout>* others, size_t limit) const {
-    Layout layout = {.settings = settings};
-    const Session session = open_session(settings, false, ranks_);
-    bool one_is_too_large = false;  // then the others need no dry run
-    StageRuns runs = largest_stage_runs(session, [&](const EngineSettings& engine, int rank) {
-      DryRunStep of_rank;
-      if (!one_is_too_large) {
-        of_rank = logged_step(engine, memory_.traits, topology_, rank, limit);
-        one_is_too_large = of_rank.memory.total() > limit;
-      }
-      return of_rank;
-    });
-    const DryRunStep& step = runs.largest_run();
-    layout.micro_batches = session.engine.step.gradient_accumulation_steps;
-    layout.bytes = step.memory.total();
-    layout.is_bound = one_is_too_large && limit < SIZE_MAX;
-    layout.plan = session.stages.size() > 1 ? step.plan_name : "";
-    if (one_is_too_large) {
-      return layout;
-    }
-    set_time(session, session.engine, runs, layout);
-    if (others != nullptr && settings.parallelism.layout.pipeline > 1) {
-      add_schedules(session, runs, layout, *others);
-    }
-    return layout;
-  }
-
-  bool fits(size_t bytes) const { return bytes <= limit(); }
-  size_t limit() const { return memory_.bytes == 0 ? SIZE_MAX : memory_.bytes; }
 
  private:
   Settings with_micro_batch(int64_t size) const {
@@ -204,54 +152,22 @@ class StageSearch {
     return settings;
   }
 
-  void set_time(const Session& session, const EngineSettings& engine, StageRuns& runs,
-                Layout& layout) const {
-    layout.time = step_time(engine, runs, topology_, *memory_.gpu);
-    const double seconds = layout.time.total();
-    layout.tokens_per_second = static_cast<double>(session.tokens_per_step()) / seconds;
-    layout.mfu = layout.tokens_per_second / ranks_ *
-                 flops_per_token(engine.model, engine.step.seq_length) /
-                 (memory_.gpu->tera_flops_16bit * 1e12);
-    layout.goodput = goodput_of(layout.settings, runs.largest_run(), seconds, ranks_);
-  }
-
-  /// With one chunk in each stage zero_bubble, with several interleaved.
-  void add_schedules(const Session& session, StageRuns& runs, const Layout& layout,
-                     std::vector<Layout>& others) const {
-    const int64_t stages = layout.settings.parallelism.layout.pipeline;
-    const int64_t blocks = session.engine.model.num_hidden_layers;
-    const bool in_groups = layout.micro_batches % stages == 0;
-    for (int64_t chunks = 1; chunks <= kMaxChunks && chunks * stages <= blocks; chunks *= 2) {
-      if (chunks > 1 && !in_groups) {
-        break;
-      }
-      Layout other = layout;
-      EngineSettings engine = session.engine;
-      ParallelLayout& changed = engine.strategy.layout;
-      changed.schedule = chunks == 1 ? ScheduleKind::zero_bubble : ScheduleKind::interleaved;
-      changed.virtual_stages = chunks;
-      if (chunks > 1) {
-        changed.stage_blocks.clear();
-      }
-      other.settings.parallelism.layout = changed;
-      set_time(session, engine, runs, other);
-      if (other.tokens_per_second > layout.tokens_per_second) {
-        others.push_back(std::move(other));
-      }
-    }
-  }
-
   const Settings& settings_;
-  const RankMemory& memory_;
-  int ranks_;
+  const LayoutRuns& runs_;
   int64_t sequences_;
-  std::vector<int64_t> sizes_;
-  Topology topology_;
+  const std::vector<int64_t>& sizes_;
 };
 
+/// With as many blocks in a stage, what does not fit where all are recomputed does not fit where
+/// less is.
+constexpr int64_t kSeveralBlocks = 3;
+
 /// Half of a block is recomputed only for micro-batches that do not fit otherwise.
-void search_recompute(Settings changed, const RankMemory& memory, int ranks, int64_t sequences,
+void search_recompute(Settings changed, const LayoutRuns& runs, int64_t sequences,
                       std::vector<int64_t> sizes, LayoutSearch& found) {
+  const int64_t stages = changed.parallelism.layout.pipeline;
+  const bool has_several = runs.model().num_hidden_layers >= kSeveralBlocks * stages;
+  std::set<int64_t> of_blocks;  // micro-batches that do not fit where blocks are recomputed
   for (const Recompute recompute :
        {Recompute::block, Recompute::none, Recompute::mlp, Recompute::attention}) {
     if (recompute == Recompute::block && changed.step.decoder.offloads_saved) {
@@ -259,14 +175,16 @@ void search_recompute(Settings changed, const RankMemory& memory, int ranks, int
     }
     changed.step.decoder.recompute = recompute;
     const size_t before = found.fitting.size();
+    std::set<int64_t> too_large = of_blocks;
     try {
-      if (!StageSearch(changed, memory, ranks, sequences, sizes).search(found) &&
+      if (!StageSearch(changed, runs, sequences, sizes).search(found, too_large) &&
           recompute == Recompute::block) {
         return;
       }
     } catch (const ConfigError& error) {
       found.refused.emplace_back(error.what());
     }
+    of_blocks = recompute == Recompute::block && has_several ? too_large : of_blocks;
     for (size_t i = before; recompute == Recompute::none && i < found.fitting.size(); ++i) {
       std::erase(sizes, found.fitting[i].settings.step.micro_batch_size);
     }
@@ -275,10 +193,10 @@ void search_recompute(Settings changed, const RankMemory& memory, int ranks, int
 
 /// All stages of ZeRO and kinds of recomputation. What does not fit with recomputation does not
 /// without.
-void search_stages(const Settings& settings, const RankMemory& memory, int ranks, int64_t sequences,
-                   const std::vector<int64_t>& sizes, LayoutSearch& found) {
+void search_stages(const Settings& settings, const LayoutRuns& runs, int64_t data,
+                   int64_t sequences, const std::vector<int64_t>& sizes, LayoutSearch& found) {
   const ParallelLayout& layout = settings.parallelism.layout;
-  const bool shares = data_ranks(layout, ranks) * layout.context > 1;
+  const bool shares = data * layout.context > 1;
   for (int64_t stage = 0; stage <= (shares ? 3 : 0); ++stage) {
     for (const bool sync_each : {false, true}) {
       if (sync_each && (stage < 2 || layout.pipeline > 1)) {
@@ -288,7 +206,7 @@ void search_stages(const Settings& settings, const RankMemory& memory, int ranks
       changed.parallelism.zero_stage = stage;
       changed.parallelism.shard_ranks = stage == 0 ? 0 : settings.parallelism.shard_ranks;
       changed.parallelism.sync_each_batch = sync_each;
-      search_recompute(changed, memory, ranks, sequences, sizes, found);
+      search_recompute(changed, runs, sequences, sizes, found);
     }
   }
 }
@@ -298,7 +216,7 @@ void sort_by_speed(std::vector<Layout>& layouts) {
 }
 
 /// Makes the dry runs of layouts with other schedules that would be among the fastest.
-void add_scheduled(const StageSearch& search, size_t top, LayoutSearch& found) {
+void add_scheduled(const LayoutRuns& runs, size_t top, LayoutSearch& found) {
   sort_by_speed(found.fitting);
   sort_by_speed(found.scheduled);
   for (const Layout& layout : found.scheduled) {
@@ -307,8 +225,8 @@ void add_scheduled(const StageSearch& search, size_t top, LayoutSearch& found) {
       break;
     }
     try {
-      Layout planned = search.plan(layout.settings, nullptr, search.limit());
-      if (search.fits(planned.bytes)) {
+      Layout planned = runs.plan(layout.settings, nullptr);
+      if (runs.fits(planned)) {
         found.fitting.push_back(std::move(planned));
         sort_by_speed(found.fitting);
       } else {
@@ -320,11 +238,30 @@ void add_scheduled(const StageSearch& search, size_t top, LayoutSearch& found) {
   }
 }
 
-/// Sorts layouts by memory. Looks for what the first one needs, and not only at least.
-void find_smallest(const StageSearch& search, std::vector<Layout>& layouts) {
+/// Replaces estimates among the `top` fastest by the runs, until there are none.
+void run_fastest(const LayoutRuns& runs, size_t top, LayoutSearch& found) {
+  std::vector<Layout>& all = found.fitting;
+  for (size_t i = 0; i < std::min(top, all.size());) {
+    if (!all[i].is_estimate) {
+      ++i;
+      continue;
+    }
+    Layout layout = runs.run(all[i].settings, runs.limit());
+    all.erase(all.begin() + static_cast<std::ptrdiff_t>(i));
+    (runs.fits(layout) ? all : found.too_large).push_back(std::move(layout));
+    found.tried(found);
+    sort_by_speed(all);
+    i = 0;
+  }
+}
+
+/// Sorts layouts by memory. Looks for what the first one needs, and not only nearly or at least.
+void find_smallest(const LayoutRuns& runs, std::vector<Layout>& layouts) {
   std::ranges::stable_sort(layouts, {}, &Layout::bytes);
-  for (int tries = 0; tries < 3 && !layouts.empty() && layouts.front().is_bound; ++tries) {
-    layouts.front() = search.plan(layouts.front().settings, nullptr, SIZE_MAX);
+  for (int tries = 0;
+       tries < 3 && !layouts.empty() && (layouts.front().is_bound || layouts.front().is_estimate);
+       ++tries) {
+    layouts.front() = runs.run(layouts.front().settings, SIZE_MAX);
     std::ranges::stable_sort(layouts, {}, &Layout::bytes);
   }
 }
@@ -333,9 +270,10 @@ void find_smallest(const StageSearch& search, std::vector<Layout>& layouts) {
 
 bool can_be_shared(const Settings& settings, int ranks) {
   const int64_t sequences = sequences_of(settings, ranks);
-  return std::ranges::any_of(sizes_of_axes(settings, ranks), [&](const ParallelLayout& layout) {
-    return sequences % data_ranks(layout, ranks) == 0;
-  });
+  const ModelConfig model = open_session(settings, false).engine.model;  // which can be in a folder
+  return std::ranges::any_of(
+      sizes_of_axes(settings, model, ranks),
+      [&](const ParallelLayout& layout) { return sequences % data_ranks(layout, ranks) == 0; });
 }
 
 LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks,
@@ -351,7 +289,8 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
   const int64_t sequences = sequences_of(settings, ranks);
   found.tokens_per_step = sequences * settings.step.seq_length;
   Settings whole = settings;
-  const std::vector<ParallelLayout> axes = sizes_of_axes(settings, ranks);
+  const LayoutRuns runs(settings, memory, ranks);
+  const std::vector<ParallelLayout> axes = sizes_of_axes(settings, runs.model(), ranks);
   const auto search_axes = [&] {
     for (const ParallelLayout& layout : axes) {
       const int64_t data = data_ranks(layout, ranks);
@@ -364,7 +303,7 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
         std::vector<int64_t> sizes = divisors(sequences / data);
         std::erase_if(
             sizes, [&](int64_t size) { return micro_batch_size > 0 && size != micro_batch_size; });
-        search_stages(whole, memory, ranks, sequences / data, sizes, found);
+        search_stages(whole, runs, data, sequences / data, sizes, found);
       } else {
         found.indivisible.push_back(data);
       }
@@ -390,9 +329,9 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
                                         ranks, sequences)
                           : found.refused.front());
   }
-  const StageSearch search(settings, memory, ranks, sequences, {});
-  add_scheduled(search, static_cast<size_t>(top), found);
-  find_smallest(search, found.too_large);
+  add_scheduled(runs, static_cast<size_t>(top), found);
+  run_fastest(runs, static_cast<size_t>(top), found);
+  find_smallest(runs, found.too_large);
   return found;
 }
 

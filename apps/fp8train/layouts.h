@@ -20,7 +20,8 @@ struct Layout {
   Settings settings;          ///< those of the run with the keys of this layout
   int64_t micro_batches = 1;  ///< of a rank in a step
   size_t bytes = 0;           ///< memory of a rank
-  bool is_bound = false;      ///< it needs at least that, and does not fit
+  bool is_bound = false;      ///< it needs at least that, and does not fit: the run ended there
+  bool is_estimate = false;   ///< bytes and times are nearly those of its run
   StepTime time;              ///< of an optimizer step
   double tokens_per_second = 0;
   double mfu = 0;  ///< model FLOPs over the GPU's rate of 16 bits
@@ -33,7 +34,7 @@ struct Layout {
 /// The layouts of a run on `ranks` ranks.
 struct LayoutSearch {
   int64_t tokens_per_step = 0;       ///< of all ranks
-  std::vector<Layout> fitting;       ///< the fastest comes first
+  std::vector<Layout> fitting;       ///< the fastest comes first; only others can be estimates
   std::vector<Layout> scheduled;     ///< of other schedules, whose memory is not known
   std::vector<Layout> too_large;     ///< the smallest comes first
   int64_t larger = 0;                ///< others, which need more than some of too_large
@@ -47,7 +48,8 @@ struct LayoutSearch {
 /// ranks of each layout that can share it. `micro_batch_size`: the only one that is tried; 0: all.
 /// Other schedules than 1F1B are tried only where they would be among the `top` fastest. States of
 /// the optimizer move to the host's memory only where nothing fits otherwise, and activations where
-/// nothing fits without the recomputation of whole blocks. `tried`: called after each dry run.
+/// nothing fits without the recomputation of whole blocks. Of deep models with blocks that are all
+/// alike only the `top` layouts are run whole. `tried`: called after each dry run.
 /// Throws what open_session() throws if no combination can run.
 LayoutSearch search_layouts(
     const Settings& settings, const RankMemory& memory, int ranks, int64_t top,

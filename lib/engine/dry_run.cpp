@@ -154,8 +154,10 @@ class RankDryRun {
     if (exceeds(limit)) {
       return std::move(dry_run_);
     }
+    engine_.shorten_steps(true);
     run_first_steps(engine_, batch_,
                     [this](int64_t index, bool collects) { step(index, collects); });
+    engine_.shorten_steps(false);
     const StepPlan first = engine_.high_water();
     const auto in_flight =
         static_cast<size_t>(engine_.settings().strategy.layout.pipeline);  // at most

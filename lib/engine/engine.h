@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -45,6 +46,8 @@ struct EngineSettings {
   bool masks_documents = false;  ///< batches say where documents begin (Batch::document_starts)
   bool counts_targets = false;   ///< batches say how many targets a step has (Batch::step_targets)
   int64_t loss_history = 0;      ///< losses of that many steps are stored on the device; 0: none
+  /// The rank's part of the model in a dry run; empty: that of its pipeline stage.
+  std::optional<ModelPart> part;
 
   /// Returns the positions that a rank has of each sequence, and the rows of its micro-batch that
   /// ranks of the tensor axis share.
@@ -101,6 +104,10 @@ class Engine {
   /// Reserves the arenas. Must be called before the first step on a real device.
   void reserve(const StepPlan& plan);
 
+  /// Lets the steps of a pipeline's stage have fewer micro-batches where none needs more memory
+  /// than others: for dry runs.
+  void shorten_steps(bool on);
+
   /// Switches StepSettings::cuda_graphs.
   void set_cuda_graphs(bool on) { settings_.step.cuda_graphs = on; }
   StepPlan high_water() const;
@@ -141,7 +148,8 @@ class Engine {
   void step(NextBatch&& next, int64_t step_index, double lr, bool collect_statistics) {
     optimizer().set_learning_rate(lr);
     if (stage_ != nullptr) {
-      run_stage(stage_->step, [&](BatchMemory& memory) { upload(next(), memory); },
+      run_stage(stage_->short_step ? *stage_->short_step : stage_->step,
+                [&](BatchMemory& memory) { upload(next(), memory); },
                 {.step_index = step_index, .collects_statistics = collect_statistics});
       return end_step(collect_statistics);
     }

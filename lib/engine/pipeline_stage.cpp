@@ -49,9 +49,6 @@ PassMemory::PassMemory(Device& device, const ScalingState& scaling, bool splits)
       gradient_scales(splits ? scaling.make_stored_scales(ScalingPass::backward)
                              : ScalingState::StoredScales{}) {}
 
-namespace {
-
-/// The time of the head in blocks, by their FLOPs.
 double head_blocks(const EngineSettings& settings) {
   double head = 0;
   for_each_linear(settings.model, [&](const LinearSite& site) {
@@ -61,11 +58,9 @@ double head_blocks(const EngineSettings& settings) {
          (flops_per_token(settings.model, settings.step.seq_length) - head);
 }
 
-}  // namespace
-
 ModelPart part_of_stage(const EngineSettings& settings, int stage) {
   const ParallelLayout& layout = settings.strategy.layout;
-  const double head = head_blocks(settings);
+  const double head = layout.stage_blocks.empty() ? head_blocks(settings) : 0.0;
   ModelPart part = {.chunks = {}, .embeds = stage == 0, .has_head = stage + 1 == layout.pipeline};
   for (int64_t chunk = 0; chunk < layout.virtual_stages; ++chunk) {
     part.chunks.push_back(blocks_of_part(layout, settings.model.num_hidden_layers,
@@ -75,8 +70,8 @@ ModelPart part_of_stage(const EngineSettings& settings, int stage) {
 }
 
 std::optional<ModelPart> part_of_stage(const EngineSettings& settings, const Mesh& mesh) {
-  return mesh.size(Axis::pipeline) == 1
-             ? std::nullopt
+  return settings.part.has_value() || mesh.size(Axis::pipeline) == 1
+             ? settings.part
              : std::optional(part_of_stage(settings, mesh.index(Axis::pipeline)));
 }
 
@@ -119,6 +114,24 @@ PipelineStage::PipelineStage(Device& device, const EngineSettings& settings, Com
       ahead(scaling.make_stored_scales(ScalingPass::forward)),
       gradients_ahead(step.splits ? scaling.make_stored_scales(ScalingPass::backward)
                                   : ScalingState::StoredScales{}) {}
+
+void Engine::shorten_steps(bool on) {
+  constexpr int64_t kFew = 2;  // the first and the last
+  const ParallelLayout& layout = settings_.strategy.layout;
+  if (stage_ == nullptr) {
+    return;
+  }
+  stage_->short_step.reset();
+  if (on && layout.schedule == ScheduleKind::one_forward_one_backward &&
+      stage_->step.micro_batches > kFew) {
+    StagePlan plan = plan_stage(layout.schedule_of(kFew), layout.pipeline_shape(kFew),
+                                static_cast<size_t>(mesh().index(Axis::pipeline)),
+                                mesh().group(Group::pipe)->in_stream_order());
+    if (with_all({&plan, &stage_->step}) == stage_->step.memory) {
+      stage_->short_step = std::move(plan);
+    }
+  }
+}
 
 void Engine::run_stage(const StagePlan& plan, const LoadBatch& load, StagePass pass) {
   enter_step(pass.step_index);

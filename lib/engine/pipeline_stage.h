@@ -49,6 +49,8 @@ struct MicroBatchMemory {
   PassMemory& pass;
 };
 
+/// Returns the time of the head in blocks of the model, by their FLOPs.
+double head_blocks(const EngineSettings& settings);
 /// Returns the part of the model that a stage of a pipeline has: a function of the settings alone,
 /// and not of the device. Throws ConfigError where the model cannot be divided so.
 ModelPart part_of_stage(const EngineSettings& settings, int stage);
@@ -84,7 +86,8 @@ struct PipelineStage {
   StageCombiner combiner;
   /// The scales of the present while an action has those of its micro-batch.
   ScalingState::StoredScales ahead, gradients_ahead;
-  std::unique_ptr<TiedTable> table;  ///< null: this stage shares none
+  std::optional<StagePlan> short_step;  ///< in place of `step` (Engine::shorten_steps())
+  std::unique_ptr<TiedTable> table;     ///< null: this stage shares none
 
  private:
   PipelineStage(Device& device, const EngineSettings& settings, Communicator& stages,

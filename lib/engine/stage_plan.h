@@ -28,6 +28,7 @@ struct StageMemory {
   int outputs = 0;  ///< of the last part of the model
 
   void enlarge(const StageMemory& other);
+  bool operator==(const StageMemory&) const = default;
 };
 
 /// The actions of a stage in a step or in another pass over the model.
