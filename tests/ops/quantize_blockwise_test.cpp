@@ -308,7 +308,10 @@ TEST_CASE("quantize of blocks refuses what it cannot do", "[ops][blocks]") {
   };
   TensorFormat wrong = format;
   wrong.block = per::tensor;
-  refused(wrong, q.view());
+  Encoded view = q.view();
+  view.cast_scales = nullptr;
+  refused(wrong, view);
+  refused(format, view);
   wrong = format;
   wrong.scale_type = ScaleType::e8m0;
   refused(wrong, q.view());
@@ -325,9 +328,6 @@ TEST_CASE("quantize of blocks refuses what it cannot do", "[ops][blocks]") {
   wrong.policy = ScalePolicy::delayed;
   refused(wrong, q.view());
   refused(format, {});
-  Encoded view = q.view();
-  view.cast_scales = nullptr;
-  refused(format, view);
   view = q.view();
   view.scales.shape = {9};
   refused(format, view);
