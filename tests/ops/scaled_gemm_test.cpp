@@ -324,7 +324,7 @@ TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
     const int64_t a_bytes = (row_bytes * m + 255) / 256 * 256;
     CHECK(bytes == static_cast<size_t>(a_bytes + row_bytes * n));
     CHECK(ops::gemm_support(DeviceTraits{}, call).native);
-    CHECK(ops::gemm_scratch_bytes(DeviceTraits{}, call) == 0);
+    CHECK(ops::gemm_scratch_bytes(DeviceTraits{}, call) > 0);  // the cpu decodes operands
     return std::string(support.reason);
   };
   const auto make = [](ScaleBlock block, const Problem& problem, DType c_type = DType::bf16,

@@ -24,17 +24,6 @@ using dnnl::memory;
 constexpr int64_t kBlockDepth = 128;        // K of a block
 constexpr int64_t kFinishElements = 16384;  // of a product that one thread finishes at a time
 
-/// The workspace of a thread for products of blocks; others have a workspace of their own.
-struct ScaledWorkspace {
-  std::map<TiledKey, std::unique_ptr<TiledProduct>> blocks;
-  GrowingBuffer a, b, product, scratchpad, row_scales, column_scales;
-};
-
-ScaledWorkspace& scaled_workspace() {
-  thread_local ScaledWorkspace instance;
-  return instance;
-}
-
 /// Values as an operand with a scale for the tensor; `scale` may be null.
 GemmOperand as_values(ConstView values, bool transposed, const float* scale) {
   Encoded tensor({const_cast<void*>(values.data), values.dtype, values.shape}, plain(values.dtype));
@@ -44,16 +33,16 @@ GemmOperand as_values(ConstView values, bool transposed, const float* scale) {
 
 /// The part of an operand that gemm takes, without the scales of its rows: codes, those of int8 in
 /// another type, which is exact, or those of blocks with their scales.
-ConstView values_of_rows(Stream stream, const GemmOperand& operand, GrowingBuffer& buffer) {
+ConstView values_of_rows(Stream stream, const GemmOperand& operand, GemmMemory& memory) {
   const ConstView codes = operand.matrix();
   if (operand.quantized.format.block != per::row) {
-    return values_under(stream, operand, buffer);
+    return values_under(stream, operand, memory);
   }
   if (codes.dtype != DType::i8) {
     return codes;
   }
   const DType type = multiplied_type(operand);
-  return {prepare_operand(operand, type, false, buffer), type, codes.shape};
+  return {prepare_operand(operand, type, false, memory), type, codes.shape};
 }
 
 /// Sets b of a product that has all else: values of `b`, from `values_of`, and its scale of the
@@ -72,30 +61,34 @@ void set_values_of_b(Gemm& product, const GemmOperand& b, const float* scale,
 }
 
 /// The scale of each row; of a tensor that has one of its own it is that.
-const float* scales_of_rows(const Encoded& tensor, GrowingBuffer& buffer) {
+const float* scales_of_rows(const Encoded& tensor, GemmMemory& memory) {
   if (tensor.format.block == per::row || tensor.row_scales != nullptr) {
     return tensor.row_scales != nullptr ? tensor.row_scales : tensor.scales.as<float>();
   }
   const int64_t rows = tensor.codes.shape.rows();
-  auto* const scales = static_cast<float*>(buffer.reserve(static_cast<size_t>(rows) * 4));
-  std::fill_n(scales, rows, *tensor.tensor_scale);
+  auto* const scales = static_cast<float*>(memory.take(static_cast<size_t>(rows) * 4));
+  if (!memory.counts()) {
+    std::fill_n(scales, rows, *tensor.tensor_scale);
+  }
   return scales;
 }
 
 /// The product without them, then one scale for each row of either operand.
-void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
+void multiply_rows(Stream stream, const Gemm& call, GemmMemory& memory) {
   const int64_t m = call.c.shape[0];
   const int64_t n = call.c.shape[1];
   const ProductEpilogue all = epilogue_of(call, 1.0F);
-  auto* product =
-      static_cast<float*>(space.product.reserve(static_cast<size_t>(m * n) * sizeof(float)));
-  const float* const row_scales = scales_of_rows(call.a.quantized, space.row_scales);
-  const float* const column_scales = scales_of_rows(call.b.quantized, space.column_scales);
-  Gemm values = {.a = {values_of_rows(stream, call.a, space.a)},
+  auto* product = static_cast<float*>(memory.take(static_cast<size_t>(m * n) * sizeof(float)));
+  const float* const row_scales = scales_of_rows(call.a.quantized, memory);
+  const float* const column_scales = scales_of_rows(call.b.quantized, memory);
+  Gemm values = {.a = {values_of_rows(stream, call.a, memory)},
                  .c = {product, DType::f32, {m, n}},
                  .emulate_accumulator = call.emulate_accumulator};
-  set_values_of_b(values, call.b, nullptr, [&] { return values_of_rows(stream, call.b, space.b); });
-  ops::gemm(stream, values);
+  set_values_of_b(values, call.b, nullptr, [&] { return values_of_rows(stream, call.b, memory); });
+  multiply(stream, values, memory);
+  if (memory.counts()) {
+    return;
+  }
   const int64_t rows_at_once = std::max<int64_t>(1, kFinishElements / n);
   const int64_t chunks = ceil_div(m, rows_at_once);
 #if defined(_OPENMP)
@@ -120,15 +113,15 @@ void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
 
 /// Powers of two, and e4m3 scales of e2m1 codes: operands with the scales of their blocks in them,
 /// exact in bf16, and a plain product times the scales of the tensors.
-void multiply_scaled(Stream stream, const Gemm& call, ScaledWorkspace& space) {
-  Gemm values = {.a = as_values(values_under(stream, call.a, space.a), false,
-                                call.a.quantized.tensor_scale),
-                 .c = call.c,
-                 .beta = call.beta,
-                 .bias = call.bias};
+void multiply_scaled(Stream stream, const Gemm& call, GemmMemory& memory) {
+  Gemm values = {
+      .a = as_values(values_under(stream, call.a, memory), false, call.a.quantized.tensor_scale),
+      .c = call.c,
+      .beta = call.beta,
+      .bias = call.bias};
   set_values_of_b(values, call.b, call.b.quantized.tensor_scale,
-                  [&] { return values_under(stream, call.b, space.b); });
-  ops::gemm(stream, values);
+                  [&] { return values_under(stream, call.b, memory); });
+  multiply(stream, values, memory);
 }
 
 /// The arguments of a tile's product.
@@ -148,7 +141,7 @@ void gather_scales(const BlockScales& scales, int64_t first, int64_t count, int6
 }
 
 /// Other scales: partial products over blocks of K, each times its scales, in tiles.
-void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
+void multiply_partials(const Gemm& call, GemmMemory& memory) {
   const bool bf16_units = uses_bf16_units();
   const DType type = bf16_units ? DType::bf16 : DType::f32;
   const TiledKey key = {.m = call.c.shape[0],
@@ -158,17 +151,21 @@ void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
                         .type = bf16_units ? memory::data_type::bf16 : memory::data_type::f32,
                         .b_transposed = true,
                         .threads = max_threads()};
-  TiledProduct& product = cached(space.blocks, key);
-  const void* a = prepare_operand(call.a, type, false, space.a);
-  const void* b = prepare_operand(call.b, type, false, space.b);
+  thread_local std::map<TiledKey, std::unique_ptr<TiledProduct>> products;
+  TiledProduct& product = cached(products, key);
+  const void* a = prepare_operand(call.a, type, false, memory);
+  const void* b = prepare_operand(call.b, type, false, memory);
+  void* scratchpads = memory.take(product.scratchpad_bytes());
+  auto* memory_of_threads =
+      static_cast<Tile*>(memory.take(static_cast<size_t>(key.threads) * sizeof(Tile)));
+  if (memory.counts()) {
+    return;
+  }
   const BlockScales a_scales = block_scales(call.a.quantized);
   const BlockScales b_scales = block_scales(call.b.quantized);
   check(a_scales.grid.width == kBlockDepth && b_scales.grid.width == kBlockDepth,
         "gemm: fp32 scales on the cpu are of blocks of 128");
   const ProductEpilogue all = epilogue_of(call, 1.0F);
-  void* scratchpads = space.scratchpad.reserve(product.scratchpad_bytes());
-  auto* memory_of_threads =
-      static_cast<Tile*>(space.product.reserve(static_cast<size_t>(key.threads) * sizeof(Tile)));
   product.for_each_tile([&](const ProductTile& at) {
     Tile& tile = memory_of_threads[at.thread];
     for (int64_t block = 0; block < product.pieces(); ++block) {
@@ -192,29 +189,30 @@ void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
 
 }  // namespace
 
-View values_under(Stream stream, const GemmOperand& operand, GrowingBuffer& buffer) {
+View values_under(Stream stream, const GemmOperand& operand, GemmMemory& memory) {
   const DType type = multiplied_type(operand);
   Encoded tensor = without_tensor_scale(operand.quantized);
   tensor.row_scales = nullptr;
   const Shape& shape = tensor.codes.shape;
-  const View values = {buffer.reserve(static_cast<size_t>(shape.count()) * size_of(type)), type,
+  const View values = {memory.take(static_cast<size_t>(shape.count()) * size_of(type)), type,
                        shape};
-  ops::dequantize(stream, tensor, values);
+  if (!memory.counts()) {
+    ops::dequantize(stream, tensor, values);
+  }
   return values;
 }
 
-void multiply_blocks(Stream stream, const Gemm& call) {
-  ScaledWorkspace& space = scaled_workspace();
+void multiply_blocks(Stream stream, const Gemm& call, GemmMemory& memory) {
   const TensorFormat& a = call.a.quantized.format;
   const TensorFormat& b = call.b.quantized.format;
   check((a.block == per::row) == (b.block == per::row), "gemm: row scales go with row scales");
   if (a.block == per::row || a.row_scaled || b.row_scaled) {
-    return multiply_rows(stream, call, space);
+    return multiply_rows(stream, call, memory);
   }
   if (facts_of(a.scale_type).exact_in_bf16 && facts_of(b.scale_type).exact_in_bf16) {
-    return multiply_scaled(stream, call, space);
+    return multiply_scaled(stream, call, memory);
   }
-  multiply_partials(call, space);
+  multiply_partials(call, memory);
 }
 
 }  // namespace fp8train::ops::cpu

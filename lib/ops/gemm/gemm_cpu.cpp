@@ -99,12 +99,12 @@ struct WholeProduct {
   bool valid = false;
 };
 
-/// The state of a thread that calls gemm: primitives by shape and memory for converted operands,
-/// products and oneDNN's scratchpad.
+/// The state of a thread that calls gemm: primitives by shape, and memory for calls that bring
+/// none.
 struct Workspace {
   std::map<ProductKey, std::unique_ptr<WholeProduct>> whole;
   std::map<TiledKey, std::unique_ptr<TiledProduct>> tiled;
-  GrowingBuffer a, b, product, scratchpad;
+  GrowingBuffer memory;
 };
 
 Workspace& workspace() {
@@ -134,18 +134,20 @@ ProductKey key_of(const Gemm& call, DType type) {
 }
 
 /// The product as one primitive. False where oneDNN has no blocked kernel for it.
-bool run_whole(const Gemm& call, DType type, Workspace& space) {
+bool run_whole(const Gemm& call, DType type, GemmMemory& memory) {
   const ProductKey key = key_of(call, type);
   const bool direct = is_direct(call, type);
-  WholeProduct& product = cached(space.whole, key);
+  WholeProduct& product = cached(workspace().whole, key);
   if (!product.valid) {
     return false;
   }
-  const void* a = prepare_operand(call.a, type, true, space.a);
-  const void* b = key.packed ? call.b.packed.data : prepare_operand(call.b, type, false, space.b);
-  void* c = direct ? call.c.data
-                   : space.product.reserve(static_cast<size_t>(key.m * key.n) * sizeof(float));
-  void* scratchpad = space.scratchpad.reserve(std::max<size_t>(product.scratchpad_bytes, 1));
+  const void* a = prepare_operand(call.a, type, true, memory);
+  const void* b = key.packed ? call.b.packed.data : prepare_operand(call.b, type, false, memory);
+  void* c = direct ? call.c.data : memory.take(static_cast<size_t>(key.m * key.n) * sizeof(float));
+  void* scratchpad = memory.take(product.scratchpad_bytes);
+  if (memory.counts()) {
+    return true;
+  }
   const float scale = scale_of(call);
   product.execution.run(product.primitive, {a, b, c, scratchpad, key.scaled ? &scale : nullptr,
                                             key.biased ? call.bias.data : nullptr});
@@ -156,7 +158,7 @@ bool run_whole(const Gemm& call, DType type, Workspace& space) {
 }
 
 /// The product by tiles, in fp32, where oneDNN has no blocked kernel.
-void run_tiled(const Gemm& call, Workspace& space) {
+void run_tiled(const Gemm& call, GemmMemory& memory) {
   const TiledKey key = {.m = call.c.shape[0],
                         .n = call.c.shape[1],
                         .k = call.depth(),
@@ -164,13 +166,16 @@ void run_tiled(const Gemm& call, Workspace& space) {
                         .type = memory::data_type::f32,
                         .b_transposed = call.b.transposed,
                         .threads = max_threads()};
-  TiledProduct& product = cached(space.tiled, key);
-  const void* a = prepare_operand(call.a, DType::f32, true, space.a);
-  const void* b = prepare_operand(call.b, DType::f32, false, space.b);
-  const ProductEpilogue all = epilogue_of(call, scale_of(call));
-  void* scratchpads = space.scratchpad.reserve(product.scratchpad_bytes());
+  TiledProduct& product = cached(workspace().tiled, key);
+  const void* a = prepare_operand(call.a, DType::f32, true, memory);
+  const void* b = prepare_operand(call.b, DType::f32, false, memory);
+  void* scratchpads = memory.take(product.scratchpad_bytes());
   auto* products = static_cast<float*>(
-      space.product.reserve(static_cast<size_t>(kTileElements * key.threads) * sizeof(float)));
+      memory.take(static_cast<size_t>(kTileElements * key.threads) * sizeof(float)));
+  if (memory.counts()) {
+    return;
+  }
+  const ProductEpilogue all = epilogue_of(call, scale_of(call));
   product.for_each_tile([&](const ProductTile& tile) {
     float* tile_product = products + tile.thread * kTileElements;
     product.run(tile, 0, a, b, tile_product, scratchpads);
@@ -182,13 +187,15 @@ void run_tiled(const Gemm& call, Workspace& space) {
 }
 
 /// FP8 products in groups of 32, as a short accumulator adds them.
-void run_emulated(const Gemm& call, Workspace& space) {
+void run_emulated(const Gemm& call, GemmMemory& memory) {
   const int64_t m = call.c.shape[0];
   const int64_t n = call.c.shape[1];
-  const auto* a = static_cast<const float*>(prepare_operand(call.a, DType::f32, true, space.a));
-  const auto* b = static_cast<const float*>(prepare_operand(call.b, DType::f32, true, space.b));
-  auto* product =
-      static_cast<float*>(space.product.reserve(static_cast<size_t>(m * n) * sizeof(float)));
+  const auto* a = static_cast<const float*>(prepare_operand(call.a, DType::f32, true, memory));
+  const auto* b = static_cast<const float*>(prepare_operand(call.b, DType::f32, true, memory));
+  auto* product = static_cast<float*>(memory.take(static_cast<size_t>(m * n) * sizeof(float)));
+  if (memory.counts()) {
+    return;
+  }
   short_product({a, b, m, n, call.depth(), product});
   finish_rows(call, product);
 }
@@ -196,22 +203,35 @@ void run_emulated(const Gemm& call, Workspace& space) {
 }  // namespace
 
 void gemm(Stream stream, const Gemm& call) {
+  const size_t bytes = gemm_workspace_bytes(call);
+  const bool brings_memory = static_cast<size_t>(call.scratch.count()) >= bytes &&
+                             call.scratch.dtype == DType::u8 && !call.scratch.empty();
+  GemmMemory memory(brings_memory ? call.scratch.data : workspace().memory.reserve(bytes), bytes);
+  multiply(stream, call, memory);
+}
+
+size_t gemm_workspace_bytes(const Gemm& call) {
+  GemmMemory memory;
+  multiply(Stream(DeviceKind::cpu, nullptr, nullptr), call, memory);
+  return std::max<size_t>(memory.taken(), 1);
+}
+
+void multiply(Stream stream, const Gemm& call, GemmMemory& memory) {
   if (call.a.has_blocks()) {
-    return multiply_blocks(stream, call);
+    return multiply_blocks(stream, call, memory);
   }
-  Workspace& space = workspace();
   if (call.emulate_accumulator && is_fp8(call.a.matrix().dtype) && is_fp8(call.b.matrix().dtype)) {
-    return run_emulated(call, space);
+    return run_emulated(call, memory);
   }
   const DType type = multiplied_type(call.a);
-  if (run_whole(call, type, space)) {
+  if (run_whole(call, type, memory)) {
     return;
   }
   Gemm as_stored = call;
   as_stored.b.packed = {};
-  if ((call.b.packed.empty() || !run_whole(as_stored, type, space)) &&
-      (type == DType::f32 || !run_whole(as_stored, DType::f32, space))) {
-    run_tiled(as_stored, space);
+  if ((call.b.packed.empty() || !run_whole(as_stored, type, memory)) &&
+      (type == DType::f32 || !run_whole(as_stored, DType::f32, memory))) {
+    run_tiled(as_stored, memory);
   }
 }
 

@@ -68,14 +68,16 @@ void gemm(Stream stream, const Gemm& call) {
       2.0 * static_cast<double>(call.c.count()) * static_cast<double>(call.depth());
   const int64_t padded_k =
       call.scratch.empty() ? 0 : gemm_support(meta_context(stream).device->traits(), call).padded_k;
-  const bool dequantized = !call.scratch.empty() && padded_k == 0;
+  // The cpu computes in its scratch what counts as one product.
+  const bool by_library = meta_context(stream).device->traits().fp8_gemm_by_library;
+  const bool dequantized = by_library && !call.scratch.empty() && padded_k == 0;
   const bool narrow =
       facts_of(call.a.matrix().dtype).bits <= 8 && facts_of(call.b.matrix().dtype).bits <= 8;
   const bool native = narrow && !dequantized;
   stream.counters().gemm_flops += flops;
   stream.counters().gemm_flops_8bit += native ? flops : 0.0;
   OpWork work = {.bytes = bytes_of(call.c) * (call.beta != 0.0F ? 2 : 1),
-                 .launches = call.scratch.empty() ? 1 : 3,
+                 .launches = dequantized || padded_k != 0 ? 3 : 1,
                  .flops = flops,
                  .arithmetic = arithmetic_of(call, dequantized)};
   work.product = product_of(call, dequantized, work.arithmetic == Arithmetic::fp8_fast);

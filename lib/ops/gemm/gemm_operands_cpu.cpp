@@ -22,7 +22,8 @@ namespace {
 
 constexpr int64_t kConvertChunk = 16384;  // elements that one thread converts at a time
 std::atomic<size_t> workspace_total = 0;
-constexpr std::align_val_t kAlignment{256};
+constexpr size_t kWorkspaceAlignment = 256;
+constexpr std::align_val_t kAlignment{kWorkspaceAlignment};
 
 const GemmKernels& kernels() {
   static const GemmKernels& best = best_of(gemm_kernels_tables());
@@ -78,6 +79,14 @@ void GrowingBuffer::release() noexcept {
   bytes_ = 0;
 }
 
+void* GemmMemory::take(size_t bytes) {
+  static char nowhere;
+  const size_t begin = taken_;
+  taken_ += round_up(bytes, kWorkspaceAlignment);
+  check(counts() || taken_ <= bytes_, "gemm: more memory than was counted");
+  return counts() ? &nowhere : data_ + begin;
+}
+
 std::optional<DType> gemm_units_of_environment() {
   const char* value = std::getenv("FP8TRAIN_CPU_GEMM");
   if (value == nullptr) {
@@ -92,16 +101,19 @@ std::optional<DType> gemm_units_of_environment() {
 }
 
 const void* prepare_operand(const GemmOperand& operand, DType type, bool row_major,
-                            GrowingBuffer& buffer) {
+                            GemmMemory& memory) {
   const ConstView matrix = operand.matrix();
   const bool transpose = row_major && operand.transposed;
   if (matrix.dtype == type && !transpose) {
     return matrix.data;
   }
-  void* to = buffer.reserve(static_cast<size_t>(matrix.count()) * size_of(type));
+  void* to = memory.take(static_cast<size_t>(matrix.count()) * size_of(type));
+  check(!transpose || is_fp8(matrix.dtype) || is_float_type(matrix.dtype),
+        "matrices of this element type are not transposed");
+  if (memory.counts()) {
+    return to;
+  }
   if (transpose) {
-    check(is_fp8(matrix.dtype) || is_float_type(matrix.dtype),
-          "matrices of this element type are not transposed");
     kernels().transpose_operand(
         {matrix.data, matrix.dtype, matrix.shape[0], matrix.shape[1], to, type});
   } else {

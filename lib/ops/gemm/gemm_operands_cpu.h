@@ -29,14 +29,37 @@ class GrowingBuffer {
   size_t bytes_ = 0;
 };
 
+/// The memory that one product takes in addition to its operands. One without memory counts what a
+/// product takes: functions that are given it compute nothing.
+class GemmMemory {
+ public:
+  GemmMemory() = default;
+  GemmMemory(void* data, size_t bytes) : data_(static_cast<char*>(data)), bytes_(bytes) {}
+
+  bool counts() const { return data_ == nullptr; }
+  size_t taken() const { return taken_; }
+  /// Returns memory that is 256-byte aligned; of no use where it is counted.
+  void* take(size_t bytes);
+
+ private:
+  char* data_ = nullptr;
+  size_t bytes_ = 0;
+  size_t taken_ = 0;
+};
+
+/// Returns the bytes that gemm() takes.
+size_t gemm_workspace_bytes(const Gemm& call);
+/// gemm() with that memory; operands may have any matrix where they are not read.
+void multiply(Stream stream, const Gemm& call, GemmMemory& memory);
+
 /// FP8TRAIN_CPU_GEMM, the type that bf16 and FP8 operands are multiplied in: fp32 or bf16; nothing
 /// where it is not set. Throws ConfigError for another value.
 std::optional<DType> gemm_units_of_environment();
 
-/// The operand in `type` (fp32 or bf16): what is stored where that fits, else a copy in `buffer`.
+/// The operand in `type` (fp32 or bf16): what is stored where that fits, else a copy.
 /// With `row_major`, op(operand) itself, the transposition carried out.
 const void* prepare_operand(const GemmOperand& operand, DType type, bool row_major,
-                            GrowingBuffer& buffer);
+                            GemmMemory& memory);
 
 /// The type in which an operand is multiplied, if oneDNN has a blocked kernel for the product.
 DType multiplied_type(const GemmOperand& operand);
@@ -44,12 +67,12 @@ DType multiplied_type(const GemmOperand& operand);
 /// Whether the product of these extents reads the packed b. Where it does, b's matrix is not read.
 bool reads_packed(const Gemm& call);
 
-/// gemm() of operands that have a scale for each block.
-void multiply_blocks(Stream stream, const Gemm& call);
+/// multiply() of operands that have a scale for each block.
+void multiply_blocks(Stream stream, const Gemm& call, GemmMemory& memory);
 
 /// Codes times the scales of their blocks, without those above them, exact in the type that they
 /// are multiplied in.
-View values_under(Stream stream, const GemmOperand& operand, GrowingBuffer& buffer);
+View values_under(Stream stream, const GemmOperand& operand, GemmMemory& memory);
 
 /// Product of the reciprocal scales of the two tensors.
 float scale_of(const Gemm& call);

@@ -8,6 +8,7 @@
 #include "base/math.h"
 #include "ops/cast/block_formats.h"
 #include "ops/dispatch/op_table.h"
+#include "ops/gemm/gemm_operands_cpu.h"
 
 namespace fp8train::ops {
 namespace {
@@ -268,6 +269,9 @@ GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call) {
 }
 
 size_t gemm_scratch_bytes(const DeviceTraits& traits, const Gemm& call) {
+  if (!traits.fp8_gemm_by_library) {
+    return cpu::gemm_workspace_bytes(call);
+  }
   const GemmFormats formats = formats_of(call);
   const bool scaled = formats.a.is_scaled() && formats.b.is_scaled();
   const GemmSupport support = scaled ? gemm_support(traits, call) : GemmSupport{};

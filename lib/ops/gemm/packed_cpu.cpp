@@ -54,45 +54,49 @@ struct Reorder {
   size_t scratchpad_bytes = 0;
 };
 
-struct PackWorkspace {
-  GrowingBuffer values, scratchpad;
-};
-
 /// The matrix as it is stored, in a type that oneDNN converts exactly to that of the product.
-ConstView values_of(Stream stream, const GemmOperand& b, GrowingBuffer& buffer) {
+ConstView values_of(Stream stream, const GemmOperand& b, GemmMemory& memory) {
   const ConstView matrix = b.matrix();
   if (has_values_under(b)) {
-    return values_under(stream, b, buffer);
+    return values_under(stream, b, memory);
   }
   const DType type =
       matrix.dtype == DType::f32 || matrix.dtype == DType::f16 ? DType::f32 : DType::bf16;
-  return {prepare_operand(b, type, false, buffer), type, matrix.shape};
+  return {prepare_operand(b, type, false, memory), type, matrix.shape};
+}
+
+void pack(Stream stream, const GemmOperand& b, const View& packed, GemmMemory& memory) {
+  const memory::desc* const layout = layout_of(b);
+  check(layout != nullptr && packed.count() == static_cast<int64_t>(layout->get_size()),
+        "pack_operand: memory of packed_bytes() expected");
+  const ConstView values = values_of(stream, b, memory);
+  const auto type = values.dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+  const int64_t rows = values.shape[b.transposed ? 1 : 0];
+  const int64_t columns = values.shape[b.transposed ? 0 : 1];
+  Reorder reorder(stored_matrix(rows, columns, type, b.transposed, values.shape[1]), *layout);
+  void* const scratchpad = memory.take(reorder.scratchpad_bytes);
+  if (!memory.counts()) {
+    reorder.execution.run(reorder.primitive, {values.data, packed.data, scratchpad});
+  }
 }
 
 }  // namespace
 
 void pack_operand(Stream stream, const GemmOperand& b, View packed) {
-  const memory::desc* const layout = layout_of(b);
-  check(layout != nullptr && packed.count() == static_cast<int64_t>(layout->get_size()),
-        "pack_operand: memory of packed_bytes() expected");
-  thread_local PackWorkspace space;
-  const ConstView values = values_of(stream, b, space.values);
-  const auto type = values.dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
-  const int64_t rows = values.shape[b.transposed ? 1 : 0];
-  const int64_t columns = values.shape[b.transposed ? 0 : 1];
-  Reorder reorder(stored_matrix(rows, columns, type, b.transposed, values.shape[1]), *layout);
-  reorder.execution.run(reorder.primitive,
-                        {values.data, packed.data,
-                         space.scratchpad.reserve(std::max<size_t>(reorder.scratchpad_bytes, 1))});
+  thread_local GrowingBuffer buffer;
+  GemmMemory counted;
+  pack(stream, b, packed, counted);
+  GemmMemory memory(buffer.reserve(std::max<size_t>(counted.taken(), 1)), counted.taken());
+  pack(stream, b, packed, memory);
 }
 
 }  // namespace cpu
 
 size_t packed_bytes(const DeviceTraits& traits, const GemmOperand& b) {
-  const bool is_gpu = traits.fp8_gemm_by_library || traits.library_workspace > 0;
   const char* const wanted = std::getenv("FP8TRAIN_CPU_PACK");
   const bool is_off = wanted != nullptr && std::string_view(wanted) == "0";
-  const dnnl::memory::desc* const layout = is_gpu || is_off ? nullptr : cpu::layout_of(b);
+  const dnnl::memory::desc* const layout =
+      traits.fp8_gemm_by_library || is_off ? nullptr : cpu::layout_of(b);
   return layout == nullptr ? 0 : layout->get_size();
 }
 
