@@ -59,7 +59,7 @@ LayoutRuns::LayoutRuns(const Settings& settings, const RankMemory& memory, int r
   runs_few_ = linear_sites(model_).size() > kManyLinears && has_equal_blocks(session);
 }
 
-/// What the search varies has the same meaning for a model of one block, which is faster to open.
+/// The keys that a search varies mean the same for a model of one block, which is faster to open.
 Session LayoutRuns::session_of(const Settings& settings) const {
   Settings opened = settings;
   if (runs_few_) {

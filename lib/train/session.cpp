@@ -234,9 +234,7 @@ void check_exempt_alike(const Session& session, const PrecisionPlan& other) {
 void check_stages(const Session& session) {
   for (size_t i = 0; i < session.stages.size(); ++i) {
     check_batch(session.engine_of(i));
-    if (i > 0) {
-      check_exempt_alike(session, session.stages[i].plan);
-    }
+    check_exempt_alike(session, session.stages[i].plan);
   }
   if (session.stages.size() > 1 &&
       session.settings.training.on_divergence == OnDivergence::rollback) {
