@@ -16,8 +16,8 @@
 #include "engine/step_time.h"
 #include "layouts.h"
 #include "overview.h"
-#include "session_words.h"
 #include "parallel/pipeline_schedule.h"
+#include "session_words.h"
 #include "train/preflight.h"
 #include "wizard_memory.h"
 

@@ -172,10 +172,10 @@ void RunScreen::put_off_save(const UnsavedStep& unsaved) {
         unsaved.other_step, unsaved.step));
     return;
   }
-  const char* const quantity =
-      unsaved.reason == Reason::loss_not_finite       ? "loss is not finite"
-      : unsaved.reason == Reason::gradient_not_finite ? "gradient is not finite"
-                                                      : "loss is high (training.spike_threshold)";
+  const char* const quantity = unsaved.reason == Reason::loss_not_finite ? "loss is not finite"
+                               : unsaved.reason == Reason::gradient_not_finite
+                                   ? "gradient is not finite"
+                                   : "loss is high (training.spike_threshold)";
   log_warning(fmt::format(
       "step {} is not saved: {}. {}", unsaved.step,
       unsaved.reason == Reason::failure
@@ -198,7 +198,8 @@ void RunScreen::went_back(const DivergenceError& divergence, const TrainingState
                           int64_t max_rollbacks) {
   const Rollback& rollback = state.rollbacks.back();
   log_warning(fmt::format(
-      "{}; the run goes back to step {} and leaves out samples {} to {} (rollback {} of at most {})",
+      "{}; the run goes back to step {} and leaves out samples {} to {} (rollback {} of at most "
+      "{})",
       divergence.what(), rollback.to_step, rollback.first_sample, rollback.end_sample - 1,
       state.rollbacks.size(), max_rollbacks));
 }

@@ -95,8 +95,8 @@ std::string Words::other_processes() const {
   return fmt::format(
       "the configuration is for {} process{}, but {} rank{}; start with `mpirun -n {}` or "
       "`srun --mpi=pmix -n {}`",
-      processes, processes == 1 ? "" : "es", session.ranks,
-      session.ranks == 1 ? " runs" : "s run", processes, processes);
+      processes, processes == 1 ? "" : "es", session.ranks, session.ranks == 1 ? " runs" : "s run",
+      processes, processes);
 }
 
 std::string Words::operator()(const NothingScaled& found) const {

@@ -94,8 +94,8 @@ std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
 
 /// Shell-style match: * is any run of characters, ? is one.
 bool glob_match(const std::string& pattern, const std::string& text);
-/// Throws KeyError if a pattern of a key matches none of the names, with the nearest of them or those of
-/// block 0 and outside of blocks: "training.frozen: 'emb' matches no parameter; ...".
+/// Throws KeyError if a pattern of a key matches none of the names, with the nearest of them or
+/// those of block 0 and outside of blocks: "training.frozen: 'emb' matches no parameter; ...".
 void check_pattern(std::string_view key, const std::string& pattern, std::string_view noun,
                    std::vector<std::string> names);
 

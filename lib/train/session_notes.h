@@ -18,21 +18,21 @@ enum class SessionFact {
   whole_model_on_one_rank,  ///< the layout in the settings is for several ranks
   unused_zero_stage,        ///< no two ranks have the same part of the model
   other_processes,          ///< another program's file is for another number of ranks
-  other_vocabulary,    ///< the folder of the weights has no tokenizer, and this one has other ids
-  other_tokenizer,     ///< the folder of the weights has another one
+  other_vocabulary,      ///< the folder of the weights has no tokenizer, and this one has other ids
+  other_tokenizer,       ///< the folder of the weights has another one
   unreadable_tokenizer,  ///< it has one of a kind that is not read, or another one
-  unused_vocabulary,   ///< the model's vocabulary is many times as large as the tokenizer's
-  long_warmup,         ///< it does not end before the run does: usually a trial of a few steps
-  long_decay,          ///< warm-up and decay are longer than the run
-  high_rate,           ///< of pre-training, without warm-up, for a model that is trained already
-  default_warmup,      ///< the warm-up follows from the steps
-  unknown_steps,       ///< they follow from the data, which are not read
+  unused_vocabulary,     ///< the model's vocabulary is many times as large as the tokenizer's
+  long_warmup,           ///< it does not end before the run does: usually a trial of a few steps
+  long_decay,            ///< warm-up and decay are longer than the run
+  high_rate,             ///< of pre-training, without warm-up, for a model that is trained already
+  default_warmup,        ///< the warm-up follows from the steps
+  unknown_steps,         ///< they follow from the data, which are not read
 };
 
 /// The plan scales GEMMs, but no layer has one of them.
 struct NothingScaled {
   std::string plan;
-  std::map<std::string, int> layers;  ///< by the reason of their exemption; "": settings take them out
+  std::map<std::string, int> layers;  ///< by why they are exempt; "": the settings take them out
 
   bool operator==(const NothingScaled&) const = default;
 };
@@ -69,7 +69,7 @@ struct SessionNote {
 void note_other_tokenizer(Session& session);
 /// Length and rate of the schedule, for the steps of the run.
 void note_schedule(Session& session);
-/// Stages in whose plan every layer is exempt, or the settings take all GEMMs out of scaled formats.
+/// Stages in whose plan every layer is exempt, or taken out of scaled formats by the settings.
 void note_nothing_scaled(Session& session);
 /// `epochs`: how often the run reads each source of a blend, or all sources.
 void note_many_epochs(Session& session, const std::vector<double>& epochs);

@@ -47,7 +47,9 @@ VENDORS = [
     ),
     (
         re.compile(r"nlohmann/"),
-        lambda p: p.startswith(("lib/base/json_", "lib/io/", "lib/config/", "lib/data/", "lib/train/", "apps/")),
+        lambda p: p.startswith(
+            ("lib/base/json_", "lib/io/", "lib/config/", "lib/data/", "lib/train/", "apps/")
+        ),
         "nlohmann json belongs to base/json_*, io, data, config, train and apps",
     ),
     (

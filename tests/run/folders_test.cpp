@@ -191,7 +191,9 @@ TEST_CASE("a rate of pre-training for a trained model gets a warning, and is not
     CHECK_THAT(given, !Contains("is not given: 1e-05"));
     CHECK(given.find(warning) == given.rfind(warning));
   }
-  said({"training.max_epochs=0.01", "output_dir=epochs"}, false);
+  CHECK_THAT(said({"training.max_epochs=0.01", "output_dir=epochs"}, false),
+             Contains("scheduler.warmup_steps is not given: 1, which is 3 % of the run's ") &&
+                 Contains(" steps\n"));
   CHECK_THAT(read_file(work / "epochs/config.resolved.yaml"), Contains("\n  warmup_steps: 1\n"));
   CHECK_THAT(said({"optimizer.lr=9e-5"}, true), !Contains("can undo"));
   CHECK_THAT(said({"optimizer.lr=3e-4", "scheduler.warmup_steps=3", "training.max_steps=9"}, true),

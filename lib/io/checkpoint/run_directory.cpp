@@ -88,8 +88,7 @@ std::string describe(const Holder& holder) {
 Holder read_holder(int descriptor) {
   std::array<char, 4096> text = {};
   const ssize_t got = ::pread(descriptor, text.data(), text.size(), 0);
-  const auto document =
-      json_object_or_empty({text.data(), got > 0 ? static_cast<size_t>(got) : 0});
+  const auto document = json_object_or_empty({text.data(), got > 0 ? static_cast<size_t>(got) : 0});
   try {
     return {document.value("host", ""), document.value("pid", int64_t{0}),
             document.value("slurm_job", ""), document.value("started", int64_t{0})};
