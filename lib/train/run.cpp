@@ -204,6 +204,8 @@ class Run {
     engine_->enter_step(state_.step - 1);
     loader_->seek(state_.sample_position);
     records_.begin_metrics(state_.step, settings().logging.interval);
+    step_log_.predict(*engine_);
+    comm_->barrier().wait();
     step_log_.begin_at(state_.step);
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "engine/dry_run.h"
 #include "engine/step_time.h"
 
@@ -27,7 +28,11 @@ void SpeedLimits::measure(DType dtype, double seconds) {
   }
   seconds_ += seconds;
   if (rate_ == nullptr) {
-    rate_ = std::make_unique<GemmRate>(*cpu_, dtype, std::vector<int64_t>{kProductSize});
+    try {
+      rate_ = std::make_unique<GemmRate>(*cpu_, dtype, std::vector<int64_t>{kProductSize});
+    } catch (const DeviceError&) {
+      return;
+    }
   }
   while (rate_->samples() < kFirstSamples) {
     rate_->measure();
@@ -45,6 +50,10 @@ std::optional<double> SpeedLimits::flops_per_second() const {
 }
 
 void SpeedLimits::predict(const EngineSettings& settings) {
+  if (plan_ == settings.plan.name || (gpu_ == nullptr && cpu_ == nullptr)) {
+    return;
+  }
+  plan_ = settings.plan.name;
   const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
   const StageRuns runs = dry_run_stages(settings, ranks_.size() / stages, [&](int rank) {
     return gpu_ != nullptr ? logged_step(settings, traits_, ranks_, rank)
@@ -67,10 +76,7 @@ std::optional<double> SpeedLimits::step_seconds(const EngineSettings& settings,
   if (!rate) {
     return std::nullopt;
   }
-  if (plan_ != settings.plan.name) {
-    predict(settings);
-    plan_ = settings.plan.name;
-  }
+  predict(settings);
   if (gpu_ != nullptr) {
     return predicted_;
   }

@@ -23,9 +23,10 @@ class SpeedLimits {
   SpeedLimits(DeviceKind kind, const DeviceTraits& traits, const GpuKind* gpu,
               const Topology& ranks);
 
-  /// Measures the rate of a CPU with products of `dtype`, if the time of all measurements is below
-  /// a hundredth of `seconds`, those of steps since the last call. All ranks call it at the same
-  /// time, as they share processors when they train.
+  /// Measures the rate of a CPU with products of `dtype`: three at the first call, then one if the
+  /// time of all is below a hundredth of `seconds`, those of steps since the last call. All ranks
+  /// call it at the same time, as they share processors when they train. Where there is no memory
+  /// for the operands the rate stays unknown.
   void measure(DType dtype, double seconds);
   /// Returns the FLOPs per second of 16-bit products that the maker of the GPU states, or those
   /// of the fastest one that was measured on the CPU, in the type of measure(). Nothing: not known.
@@ -37,10 +38,10 @@ class SpeedLimits {
   /// leaves it idle (empty: none). Nothing: not known. Makes dry runs when the plan has changed.
   std::optional<double> step_seconds(const EngineSettings& settings,
                                      const std::vector<double>& idle);
-
- private:
+  /// Makes the dry runs of step_seconds() if they are not made yet for this plan.
   void predict(const EngineSettings& settings);
 
+ private:
   DeviceTraits traits_;
   Topology ranks_;
   const GpuKind* gpu_;           // null: a CPU, or a GPU that is not known

@@ -51,6 +51,12 @@ void StepLog::begin_at(int64_t step) {
   restart_time();
 }
 
+void StepLog::predict(const Engine& engine) {
+  if (engine.mesh().leads()) {
+    limits_.predict(engine.settings());
+  }
+}
+
 void StepLog::restart_time() {
   since_log_.restart();
   seconds_left_out_ = 0;
@@ -102,18 +108,24 @@ struct Shares {
   std::optional<double> mfu, speed_of_light;
 };
 
-/// Of `steps` steps that took `seconds`, with `tflops` of the model per second and rank. Ranks that
-/// do not lead record nothing. A step without scales is another one than the dry run's.
-Shares shares_of(SpeedLimits& limits, Engine& engine, const std::vector<double>& idle,
-                 double tflops, double steps, double seconds) {
+/// Of the steps from `first` to `end`, which took `seconds`, with `tflops` of the model per second
+/// and rank. Ranks that do not lead record nothing. Steps without scales are others than the dry
+/// run's.
+Shares shares_of(SpeedLimits& limits, const Engine& engine, const std::vector<double>& idle,
+                 double tflops, std::pair<int64_t, int64_t> steps, double seconds) {
   limits.measure(engine.settings().plan.activation, seconds);
   const std::optional<double> rate = limits.flops_per_second();
   if (!rate || !engine.mesh().leads()) {
     return {};
   }
   Shares shares = {1e12 * tflops / *rate, {}};
-  if (!engine.plain()) {
-    shares.speed_of_light = *limits.step_seconds(engine.settings(), idle) * steps / seconds;
+  bool scaled = true;
+  for (int64_t step = steps.first; step < steps.second; ++step) {
+    scaled = scaled && !engine.settings().is_plain(step);
+  }
+  if (scaled) {
+    shares.speed_of_light = *limits.step_seconds(engine.settings(), idle) *
+                            static_cast<double>(steps.second - steps.first) / seconds;
   }
   return shares;
 }
@@ -134,7 +146,8 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   tokens_per_second_ = steps * static_cast<double>(session_->tokens_per_step()) / seconds;
   const double tflops = tokens_per_second_ / engine.mesh().world_size() * 1e-12 *
                         flops_per_token(session_->engine.model, session_->engine.step.seq_length);
-  const Shares shares = shares_of(limits_, engine, waits.planned, tflops, steps, seconds);
+  const Shares shares =
+      shares_of(limits_, engine, waits.planned, tflops, {logged_step_, state.step}, seconds);
   state.loss = loss.mean;
   const std::vector<SlotReport> slots = slots_of(engine);
   const ScalingSummary scaling = summarize(slots);

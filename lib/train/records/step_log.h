@@ -30,6 +30,9 @@ class StepLog {
 
   /// Starts the measurement of the steps that follow `step`.
   void begin_at(int64_t step);
+  /// Predicts the time of the engine's steps, on the rank that leads. Called before steps are
+  /// timed, while the other ranks wait.
+  void predict(const Engine& engine);
   /// Starts the time anew, and drops the seconds that were to be left out.
   void restart_time();
   /// Leaves out seconds that are not training: those of evaluations, samples and saves.
