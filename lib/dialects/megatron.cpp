@@ -191,8 +191,12 @@ class Megatron : public Program {
       pass_.put("moe.balance_loss", *entry, "0");
     } else if (balance_) {
       pass_.put("moe.balance_loss", *balance_, balance_->node);
-    } else if (was_off && !pass_.state.without_balance && pass_.state.balance) {
-      pass_.put("moe.balance_loss", *balancing_, *pass_.state.balance);
+    } else if (was_off && !pass_.state.without_balance) {
+      if (pass_.state.balance) {
+        pass_.put("moe.balance_loss", *balancing_, *pass_.state.balance);
+      } else {
+        pass_.tell("moe_aux_loss_coeff is not given: moe.balance_loss stays 0");
+      }
     }
   }
 

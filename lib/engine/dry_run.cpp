@@ -116,6 +116,18 @@ void finish_log(OpLog& calls, const std::vector<Counted>& begins, const Repeated
   }
 }
 
+/// Returns the first step after the warm-up of capacities that has scales if the first step has.
+int64_t first_counted(const EngineSettings& settings) {
+  const int64_t warmup = settings.step.decoder.moe.capacity_warmup;
+  int64_t first = warmup;
+  for (const auto& [begin, end] : settings.plain_steps) {
+    if (!settings.is_plain(0) && begin <= first && first < end) {
+      first = end;
+    }
+  }
+  return settings.is_plain(0) && !settings.is_plain(first) ? 0 : first;
+}
+
 /// Runs the steps that may need more memory than others. A step that samples needs more, and leaves
 /// more gathered: the last one does not.
 void run_first_steps(Engine& engine, const Batch& batch,
@@ -132,6 +144,9 @@ void run_first_steps(Engine& engine, const Batch& batch,
     step(end, true);
   }
   step(0, true);
+  if (const int64_t warmup = engine.settings().step.decoder.moe.capacity_warmup; warmup > 0) {
+    step(warmup, true);
+  }
   step(0, false);
 }
 
@@ -211,7 +226,7 @@ class RankDryRun {
       if (logged) {
         log.emplace(meta_, dry_run_.calls);
       }
-      step(engine_.settings().step.decoder.moe.capacity_warmup, false);
+      step(first_counted(engine_.settings()), false);
     }
     Counted whole = counted();
     if (repeated_.times > 0 && begins_.size() > repeated_.end) {

@@ -57,6 +57,15 @@ ExpertShare expert_share(const EngineSettings& settings, const Mesh& mesh, bool 
     share.counts_experts = mesh.index(Group::expert_state) == 0;
     share.counts_others = mesh.index(Group::state) == 0;
   }
+  if (experts > 0 && std::max(share.ranks, tensor) > 1 && settings.step.decoder.moe.dropless) {
+    throw KeyError(
+        "moe.dropless",
+        fmt::format(": no bound holds for the rows that ranks with different experts get from "
+                    "others, as those of parallelism.expert and tensor are; take 1 for both, or "
+                    "moe.capacity_factor {:g}, with which none is dropped",
+                    static_cast<double>(experts) /
+                        static_cast<double>(settings.model.moe.per_token)));
+  }
   if (experts > 0 && share.ranks % tensor != 0) {
     throw ConfigError(fmt::format(
         "parallelism.tensor is {}: ranks that share layers have different experts; take "
@@ -72,14 +81,6 @@ ExpertShare expert_share(const EngineSettings& settings, const Mesh& mesh, bool 
   }
   if (share.ranks > 1 && experts == 0) {
     throw ConfigError("parallelism.expert: the model has no experts; remove it");
-  }
-  if (share.ranks > 1 && settings.step.decoder.moe.dropless) {
-    const MoeShape& shape = settings.model.moe;
-    throw ConfigError(fmt::format(
-        "moe.dropless: no bound holds for the rows that ranks with different experts get from "
-        "others; take parallelism.expert 1, or moe.capacity_factor {:g}, with which none is "
-        "dropped",
-        static_cast<double>(shape.experts) / static_cast<double>(shape.per_token)));
   }
   if (experts % share.ranks != 0) {
     throw ConfigError(fmt::format(

@@ -26,7 +26,7 @@ void SavedOffload::reserve(const Bytes& of_block) {
 
 SavedOffload::Bytes SavedOffload::high_water() const {
   return {std::max(windows_[0].arena.high_water(), windows_[1].arena.high_water()),
-          used_.empty() ? 0 : *std::ranges::max_element(used_)};
+          most_};
 }
 
 Arena& SavedOffload::begin_forward(const Stream& stream, size_t block) {
@@ -39,6 +39,7 @@ Arena& SavedOffload::begin_forward(const Stream& stream, size_t block) {
 void SavedOffload::end_forward(const Stream& stream, size_t block) {
   Window& window = window_of(block);
   used_[block] = window.arena.mark();
+  most_ = std::max(most_, used_[block]);
   if (is_moved(block)) {
     copy(stream, window, on_host(block), window.arena.base(), used_[block]);
   }

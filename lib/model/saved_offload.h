@@ -50,7 +50,8 @@ class SavedOffload {
   Stream side_;
   std::unique_ptr<StreamEvent> done_;
   std::array<Window, 2> windows_;
-  std::vector<size_t> used_;  ///< bytes of each block
+  std::vector<size_t> used_;  ///< bytes of each block in the last pass
+  size_t most_ = 0;           ///< that a block has used in any pass
   size_t stored_ = 0;         ///< Bytes::stored, as reserved
   Buffer host_;
 };

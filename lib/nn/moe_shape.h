@@ -69,7 +69,7 @@ struct MoeSettings {
   double max_dropped = 1.0;
 
   /// Whether a step (from 0) has warmup_capacity_factor.
-  bool warms_up(int64_t step) const { return step < capacity_warmup; }
+  bool warms_up(int64_t step) const { return 0 <= step && step < capacity_warmup; }
   /// Whether routers have losses of their own.
   bool has_losses() const { return balance_loss != 0.0 || z_loss != 0.0; }
   bool operator==(const MoeSettings&) const = default;

@@ -14,12 +14,15 @@ const char* name_of(DivergenceKind kind) {
 
 void check_dropped(int64_t step, const ExpertLoads& loads, const MoeSettings& settings) {
   if (loads.dropped > settings.max_dropped) {
+    const bool warms_up = settings.warms_up(step - 1);
     throw NumericError(fmt::format(
         "in step {} experts had no memory for {:.2f} % of what the router sent them, and "
         "moe.max_dropped is {:.2f} %; the largest load was {:.2f} times the mean: raise "
-        "moe.capacity_factor ({}), moe.balance_loss ({}) or moe.max_dropped",
+        "moe.{} ({}), moe.balance_loss ({}) or moe.max_dropped",
         step, 100.0 * loads.dropped, 100.0 * settings.max_dropped, loads.most,
-        settings.capacity_factor, settings.balance_loss));
+        warms_up ? "warmup_capacity_factor" : "capacity_factor",
+        warms_up ? settings.warmup_capacity_factor : settings.capacity_factor,
+        settings.balance_loss));
   }
 }
 
