@@ -1,7 +1,10 @@
 // Operands in the layout of oneDNN's blocked kernel, which otherwise copies b into it in each call.
 
 #include <algorithm>
+#include <compare>
 #include <cstdlib>
+#include <map>
+#include <memory>
 #include <string_view>
 
 #include "base/error.h"
@@ -26,18 +29,34 @@ bool is_whole(const GemmOperand& b) {
   return !has_values_under(b) || format.row_scaled || facts_of(format.scale_type).exact_in_bf16;
 }
 
+memory::data_type onednn_type(DType type) {
+  return type == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+}
+
 /// Returns the layout that oneDNN reads op(b) in; null: its kernels read it as it is.
 const memory::desc* layout_of(const GemmOperand& b) {
   const Shape& shape = b.matrix().shape;
-  const bool is_bf16 = multiplied_type(b) == DType::bf16;
   return !is_whole(b) ? nullptr
                       : packed_layout(shape[b.transposed ? 1 : 0], shape[b.transposed ? 0 : 1],
-                                      is_bf16 ? memory::data_type::bf16 : memory::data_type::f32);
+                                      onednn_type(multiplied_type(b)));
 }
 
-/// A copy of a matrix [rows, columns], or of its transpose, into another layout.
+/// The key of a Reorder: op(b) [k, n] as it is stored, and the type that it is packed in.
+struct ReorderKey {
+  int64_t k, n;
+  memory::data_type from, to;
+  bool transposed;
+  int threads;
+
+  auto operator<=>(const ReorderKey&) const = default;
+};
+
+/// A copy of a matrix into the layout of products.
 struct Reorder {
-  Reorder(const memory::desc& from, const memory::desc& to) {
+  explicit Reorder(const ReorderKey& key) {
+    const memory::desc from =
+        stored_matrix(key.k, key.n, key.from, key.transposed, key.transposed ? key.k : key.n);
+    const memory::desc& to = *packed_layout(key.k, key.n, key.to);
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     const dnnl::reorder::primitive_desc description(onednn_engine(), from, onednn_engine(), to,
@@ -70,10 +89,13 @@ void pack(Stream stream, const GemmOperand& b, const View& packed, GemmMemory& m
   check(layout != nullptr && packed.count() == static_cast<int64_t>(layout->get_size()),
         "pack_operand: memory of packed_bytes() expected");
   const ConstView values = values_of(stream, b, memory);
-  const auto type = values.dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
-  const int64_t rows = values.shape[b.transposed ? 1 : 0];
-  const int64_t columns = values.shape[b.transposed ? 0 : 1];
-  Reorder reorder(stored_matrix(rows, columns, type, b.transposed, values.shape[1]), *layout);
+  thread_local std::map<ReorderKey, std::unique_ptr<Reorder>> reorders;
+  Reorder& reorder = cached(reorders, {.k = values.shape[b.transposed ? 1 : 0],
+                                       .n = values.shape[b.transposed ? 0 : 1],
+                                       .from = onednn_type(values.dtype),
+                                       .to = onednn_type(multiplied_type(b)),
+                                       .transposed = b.transposed,
+                                       .threads = max_threads()});
   void* const scratchpad = memory.take(reorder.scratchpad_bytes);
   if (!memory.counts()) {
     reorder.execution.run(reorder.primitive, {values.data, packed.data, scratchpad});
