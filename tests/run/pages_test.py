@@ -163,6 +163,7 @@ def make_folder(folder):
     (folder / "questions.jsonl").write_text(json.dumps(question) + "\n")
     user = {"role": "user", "content": "Hello"}
     (folder / "prompts.jsonl").write_text(json.dumps({"messages": [user]}) + "\n")
+    (folder / "beginnings.jsonl").write_text(json.dumps({"prompt": "Once"}) + "\n")
     talk = {"messages": [user, {"role": "assistant", "content": "a small model"}]}
     for name in ("dialogues.jsonl", "held_out.jsonl"):
         (folder / name).write_text((json.dumps(talk) + "\n") * 100)
