@@ -1,6 +1,7 @@
 #pragma once
-// The one reader of JSON texts that somebody else wrote: bytes after the value, deep nesting and,
-// where a file's format has one meaning for a key, duplicate keys are errors.
+// Reads JSON files that somebody else wrote: bytes after the value, deep nesting and, where a
+// file's format has one meaning for a key, duplicate keys are errors. Lines of JSON have a reader
+// of their own (data/readers/json_lines.h).
 
 #include <cstddef>
 #include <filesystem>

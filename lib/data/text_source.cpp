@@ -34,6 +34,13 @@ void sort_by_name(std::vector<fs::path>& paths) {
             [](const auto& a, const auto& b) { return a.native() < b.native(); });
 }
 
+DataError not_prepared(const fs::path& manifest, const std::string& why) {
+  return DataError(
+      fmt::format("{}: not a list of token files as `fp8train data prepare` writes "
+                  "it ({}); name the files instead of the folder",
+                  manifest.string(), why));
+}
+
 /// Returns the files that dataset.json lists.
 std::vector<fs::path> prepared_files(const fs::path& folder, DataSplit split) {
   const fs::path manifest = folder / kDatasetFile;
@@ -48,10 +55,9 @@ std::vector<fs::path> prepared_files(const fs::path& folder, DataSplit split) {
       }
     }
   } catch (const nlohmann::json::exception& error) {
-    throw DataError(
-        fmt::format("{}: not a list of token files as `fp8train data prepare` writes "
-                    "it ({}); name the files instead of the folder",
-                    manifest.string(), plain_json_error(error)));
+    throw not_prepared(manifest, plain_json_error(error));
+  } catch (const DataError& error) {
+    throw not_prepared(manifest, error.what());
   }
   if (paths.empty()) {
     throw DataError(fmt::format("{}: lists no {} files; prepare the data with --val-fraction",

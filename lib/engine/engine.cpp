@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/trace.h"
 #include "device/device_questions.h"
 #include "engine/engine_layout.h"
@@ -50,10 +51,10 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
   check_documents(settings, device.traits());
   if (settings.strategy.layout.tensor_parts > 0 && !counts_only(device) && !is_host(device)) {
-    throw ConfigError(
-        "parallelism.tensor_parts: only sums on the cpu have the same bits for any number of "
-        "ranks; "
-        "leave it out, or take device: cpu");
+    throw KeyError("parallelism.tensor_parts",
+                   ": only sums on the cpu have the same bits for any number of "
+                   "ranks; "
+                   "leave it out, or take device: cpu");
   }
   tensor_ranks_ = ranks_of(mesh(), Group::tensor);
   context_ranks_ = ranks_of(mesh(), Group::context);

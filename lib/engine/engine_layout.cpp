@@ -23,26 +23,31 @@ void check_context(const EngineSettings& settings, int64_t kv_heads) {
   };
   if (layout.context_kind == ContextKind::gather) {
     if (layout.context > 1 && length % (2 * layout.context) != 0) {
-      throw ConfigError(fmt::format(
-          "parallelism.context is {}, and data.seq_length {} is not a multiple of "
-          "twice as much; the nearest length that works is {}{}",
-          layout.context, length, nearest_length(2 * layout.context),
-          length % 2 == 0
-              ? fmt::format(", the nearest size {}", nearest_divisor(length / 2, layout.context))
-              : ""));
+      throw KeyError(
+          "parallelism.context",
+          fmt::format(" is {}, and data.seq_length {} is not a multiple of "
+                      "twice as much; the nearest length that works is {}{}",
+                      layout.context, length, nearest_length(2 * layout.context),
+                      length % 2 == 0 ? fmt::format(", the nearest size {}",
+                                                    nearest_divisor(length / 2, layout.context))
+                                      : ""));
     }
     return;
   }
   const int64_t common = std::gcd(length, kv_heads);
   if (common % layout.context != 0) {
-    throw ConfigError(fmt::format(
-        "parallelism.context is {}, which does not divide data.seq_length {} and the {} of keys "
-        "that a rank has of each layer; the nearest size that does is {}{}{}",
-        layout.context, length, counted(kv_heads, "head"), nearest_divisor(common, layout.context),
-        kv_heads % layout.context == 0
-            ? fmt::format(", the nearest length {}", nearest_length(layout.context))
-            : "",
-        length % (2 * layout.context) == 0 ? ", or take parallelism.context_kind: gather" : ""));
+    throw KeyError(
+        "parallelism.context",
+        fmt::format(" is {}, which does not divide data.seq_length {} and the {} of keys "
+                    "that a rank has of each layer; the nearest size that does is {}{}{}",
+                    layout.context, length, counted(kv_heads, "head"),
+                    nearest_divisor(common, layout.context),
+                    kv_heads % layout.context == 0
+                        ? fmt::format(", the nearest length {}", nearest_length(layout.context))
+                        : "",
+                    length % (2 * layout.context) == 0
+                        ? ", or take parallelism.context_kind: gather"
+                        : ""));
   }
 }
 
@@ -60,17 +65,17 @@ ExpertShare expert_share(const EngineSettings& settings, const Mesh& mesh, bool 
   if (experts > 0 && std::max(share.ranks, tensor) > 1 && settings.step.decoder.moe.dropless) {
     throw KeyError(
         "moe.dropless",
-        fmt::format(": no bound holds for the rows that ranks with different experts get from "
-                    "others, as those of parallelism.expert and tensor are; take 1 for both, or "
-                    "moe.capacity_factor {:g}, with which none is dropped",
-                    static_cast<double>(experts) /
-                        static_cast<double>(settings.model.moe.per_token)));
+        fmt::format(
+            ": no bound holds for the rows that ranks with different experts get from "
+            "others, as those of parallelism.expert and tensor are; take 1 for both, or "
+            "moe.capacity_factor {:g}, with which none is dropped",
+            static_cast<double>(experts) / static_cast<double>(settings.model.moe.per_token)));
   }
   if (experts > 0 && share.ranks % tensor != 0) {
-    throw ConfigError(fmt::format(
-        "parallelism.tensor is {}: ranks that share layers have different experts; take "
-        "parallelism.expert {} or a multiple of it, and not {}",
-        tensor, tensor, share.ranks));
+    throw KeyError("parallelism.tensor",
+                   fmt::format(" is {}: ranks that share layers have different experts; take "
+                               "parallelism.expert {} or a multiple of it, and not {}",
+                               tensor, tensor, share.ranks));
   }
   if (experts > 0 && settings.step.decoder.moe.balance_loss != 0 && batch % tensor != 0 &&
       tensor % batch != 0) {
@@ -80,13 +85,14 @@ ExpertShare expert_share(const EngineSettings& settings, const Mesh& mesh, bool 
                                batch, tensor));
   }
   if (share.ranks > 1 && experts == 0) {
-    throw ConfigError("parallelism.expert: the model has no experts; remove it");
+    throw KeyError("parallelism.expert", ": the model has no experts; remove it");
   }
   if (experts % share.ranks != 0) {
-    throw ConfigError(fmt::format(
-        "parallelism.expert is {}, which does not divide model.num_experts {}; the nearest size "
-        "that does is {}",
-        share.ranks, experts, nearest_divisor(experts, share.ranks)));
+    throw KeyError(
+        "parallelism.expert",
+        fmt::format(" is {}, which does not divide model.num_experts {}; the nearest size "
+                    "that does is {}",
+                    share.ranks, experts, nearest_divisor(experts, share.ranks)));
   }
   if (share.ranks > 1 && settings.strategy.zero_stage == 1 &&
       optimizer_named(settings.optimizer.name).whole_cost != nullptr) {
@@ -113,8 +119,9 @@ TensorShare tensor_share(const EngineSettings& settings, const Mesh& mesh) {
   const TensorShare share = {mesh.index(Axis::tensor), mesh.size(Axis::tensor),
                              settings.strategy.layout.parts_of_rank()};
   if (share.ranks > 1 && optimizer_named(settings.optimizer.name).whole_cost != nullptr) {
-    throw ConfigError("parallelism.tensor cuts matrices into parts, and optimizer.name: " +
-                      settings.optimizer.name + " updates whole ones; take adamw");
+    throw KeyError("parallelism.tensor",
+                   " cuts matrices into parts, and optimizer.name: " + settings.optimizer.name +
+                       " updates whole ones; take adamw");
   }
   check_context(settings, settings.model.num_key_value_heads / share.ranks);
   check_tensor_rows(share, settings.rows_of_rank());

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/key_error.h"
 
 namespace fp8train {
 namespace {
@@ -26,8 +27,9 @@ StateBox scales_of(const StateTensor& entry, const StateBox& box) {
   };
   if (!is_edge(box.element) || !is_edge(box.element + box.columns) ||
       (!box.is_range() && !is_edge(box.width))) {
-    throw ConfigError(
-        fmt::format("parallelism.tensor cuts {} where {} of its elements share a scale; take fewer "
+    throw KeyError(
+        "parallelism.tensor",
+        fmt::format(" cuts {} where {} of its elements share a scale; take fewer "
                     "ranks, or fp32 "
                     "for it (precision.moment1, precision.moment2, precision.master_weight)",
                     entry.name, format.block.columns));

@@ -38,11 +38,13 @@ void check_experts_alike(const std::vector<std::string>& names,
   }
   for (const auto& [name, count] : trained) {
     if (count != experts) {
-      throw ConfigError(fmt::format(
-          "parallelism.expert: {} is trained in {} of {} experts, and ranks with different ones "
-          "train "
-          "it in all or none; change the patterns of training.frozen or model.lora.targets",
-          name, count, experts));
+      throw KeyError(
+          "parallelism.expert",
+          fmt::format(
+              ": {} is trained in {} of {} experts, and ranks with different ones "
+              "train "
+              "it in all or none; change the patterns of training.frozen or model.lora.targets",
+              name, count, experts));
     }
   }
 }

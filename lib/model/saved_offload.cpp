@@ -25,8 +25,7 @@ void SavedOffload::reserve(const Bytes& of_block) {
 }
 
 SavedOffload::Bytes SavedOffload::high_water() const {
-  return {std::max(windows_[0].arena.high_water(), windows_[1].arena.high_water()),
-          most_};
+  return {std::max(windows_[0].arena.high_water(), windows_[1].arena.high_water()), most_};
 }
 
 Arena& SavedOffload::begin_forward(const Stream& stream, size_t block) {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/nearest.h"
 #include "model/linear_sites.h"
 
@@ -19,17 +20,17 @@ void check_divides(const TensorShare& share, int64_t count, const char* what) {
     return;
   }
   if (count % share.ranks != 0) {
-    throw ConfigError(fmt::format(
-        "parallelism.tensor is {}, which does not divide {} {}; the nearest that does is {}",
-        share.ranks, what, count, nearest_divisor(count, share.ranks)));
+    throw KeyError("parallelism.tensor",
+                   fmt::format(" is {}, which does not divide {} {}; the nearest that does is {}",
+                               share.ranks, what, count, nearest_divisor(count, share.ranks)));
   }
   int64_t works = share.divisor();
   while (count % works != 0) {
     works /= 2;
   }
-  throw ConfigError(fmt::format(
-      "parallelism.tensor_parts is {}, which does not divide {} {}; the largest that does is {}",
-      share.divisor(), what, count, works));
+  throw KeyError("parallelism.tensor_parts",
+                 fmt::format(" is {}, which does not divide {} {}; the largest that does is {}",
+                             share.divisor(), what, count, works));
 }
 
 void check_format(const LinearPlan& linear, const TensorFormat& format, int64_t extent) {
@@ -38,10 +39,11 @@ void check_format(const LinearPlan& linear, const TensorFormat& format, int64_t 
   }
   const int64_t block = format.block.columns;
   if (extent % block != 0) {
-    throw ConfigError(fmt::format(
-        "parallelism.tensor: the part of {} that a rank has is {} long, and the plan's blocks {}; "
-        "take fewer ranks, or leave the layer to fp8.exempt",
-        linear.site.name, extent, block));
+    throw KeyError(
+        "parallelism.tensor",
+        fmt::format(": the part of {} that a rank has is {} long, and the plan's blocks {}; "
+                    "take fewer ranks, or leave the layer to fp8.exempt",
+                    linear.site.name, extent, block));
   }
 }
 
@@ -90,21 +92,23 @@ void check_equal_experts(const std::vector<LinearPlan>& linears) {
     const LinearPlan& other = *first.emplace(of_layer, &linear).first->second;
     if (linear.fprop != other.fprop || linear.dgrad != other.dgrad || linear.wgrad != other.wgrad ||
         linear.exempt_reason.empty() != other.exempt_reason.empty()) {
-      throw ConfigError(fmt::format(
-          "parallelism.expert: {} and {} have different formats, and ranks with different experts "
-          "need the same; change the patterns of fp8.exempt or precision.layers",
-          other.site.name, name));
+      throw KeyError(
+          "parallelism.expert",
+          fmt::format(": {} and {} have different formats, and ranks with different experts "
+                      "need the same; change the patterns of fp8.exempt or precision.layers",
+                      other.site.name, name));
     }
   }
 }
 
 void check_tensor_rows(const TensorShare& share, int64_t rows) {
   if (rows % share.divisor() != 0) {
-    throw ConfigError(fmt::format(
-        "parallelism.tensor: {} ranks and {} parts of each cannot share the {} tokens of a "
-        "micro-batch equally; take data.seq_length times training.micro_batch_size a multiple of "
-        "{}",
-        share.ranks, share.parts, rows, share.divisor()));
+    throw KeyError("parallelism.tensor",
+                   fmt::format(": {} ranks and {} parts of each cannot share the {} tokens of a "
+                               "micro-batch equally; take data.seq_length times "
+                               "training.micro_batch_size a multiple of "
+                               "{}",
+                               share.ranks, share.parts, rows, share.divisor()));
   }
 }
 

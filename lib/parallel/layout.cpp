@@ -21,23 +21,23 @@ namespace {
 /// `others`: the sizes that have taken their part of the ranks.
 void check_divides(const char* key, int64_t size, int64_t ranks, const std::string& others) {
   if (size < 1 || ranks % size != 0) {
-    throw ConfigError(fmt::format(
-        "parallelism.{} is {}, which does not divide {} {}{}; the nearest size that "
-        "does is {}",
-        key, size, ranks, ranks == 1 ? "rank" : "ranks", others, nearest_divisor(ranks, size)));
+    throw KeyError(
+        fmt::format("parallelism.{}", key),
+        fmt::format(" is {}, which does not divide {}{}; the nearest size that does is {}", size,
+                    counted(ranks, "rank"), others, nearest_divisor(ranks, size)));
   }
 }
 
 void check_parts(const ParallelLayout& layout) {
   const auto parts = static_cast<uint64_t>(layout.tensor_parts);
   if (parts != 0 && (!std::has_single_bit(parts) || layout.tensor_parts % layout.tensor != 0)) {
-    throw ConfigError(fmt::format(
-        "parallelism.tensor_parts is {}; it is a power of two that parallelism.tensor, {}, "
-        "divides{}",
-        parts, layout.tensor,
-        std::has_single_bit(static_cast<uint64_t>(layout.tensor))
-            ? fmt::format(": {} or more", layout.tensor)
-            : ", which is none with this number of ranks; leave it out"));
+    throw KeyError("parallelism.tensor_parts",
+                   fmt::format(" is {}; it is a power of two that parallelism.tensor, {}, "
+                               "divides{}",
+                               parts, layout.tensor,
+                               std::has_single_bit(static_cast<uint64_t>(layout.tensor))
+                                   ? fmt::format(": {} or more", layout.tensor)
+                                   : ", which is none with this number of ranks; leave it out"));
   }
 }
 
@@ -94,10 +94,11 @@ std::pair<int64_t, int64_t> blocks_of_part(const ParallelLayout& layout, int64_t
                                            int64_t part, double head_blocks) {
   const int64_t parts = layout.pipeline * layout.virtual_stages;
   if (layout.pipeline > blocks) {
-    throw ConfigError(fmt::format(
-        "parallelism.pipeline is {}, and the model has {}: a stage needs one at least; the nearest "
-        "size that works is {}",
-        layout.pipeline, counted(blocks, "block"), blocks));
+    throw KeyError(
+        "parallelism.pipeline",
+        fmt::format(" is {}, and the model has {}: a stage needs one at least; the nearest "
+                    "size that works is {}",
+                    layout.pipeline, counted(blocks, "block"), blocks));
   }
   if (parts > blocks) {
     throw KeyError("parallelism.virtual_stages",

@@ -316,7 +316,8 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
   }
   if (settings.parallelism.layout.context > 1 &&
       engine.plan.attention.gemms() != Fp8Attention::none) {
-    throw ConfigError("parallelism.context: attention in FP8 takes 1; remove it, or fp8.attention");
+    throw KeyError("parallelism.context",
+                   ": attention in FP8 takes 1; remove it, or fp8.attention");
   }
   return engine;
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "support/environment.h"
 #include "support/parameters.h"
 #include "support/small_model.h"
 
@@ -28,7 +29,7 @@ ModelConfig llama_1b() {
 }  // namespace
 
 TEST_CASE("a model on the meta device holds what its plan says, and nothing real") {
-  setenv("FP8TRAIN_CPU_PACK", "0", 1);
+  const test::EnvironmentScope unpacked("FP8TRAIN_CPU_PACK", "0");
   const auto meta = make_device(DeviceKind::meta);
   const ModelConfig config = llama_1b();
   Decoder model(*meta, config, plan_named("te-delayed"), {});
@@ -44,7 +45,6 @@ TEST_CASE("a model on the meta device holds what its plan says, and nothing real
   Decoder bf16(*other, config, plan_named("bf16"), {});
   CHECK(other->ledger().current(MemoryCategory::master_weights) == 4 * (blocks + head / 2));
   CHECK(other->ledger().current(MemoryCategory::quantized_weights) == 0);
-  unsetenv("FP8TRAIN_CPU_PACK");
 }
 
 TEST_CASE("initial values are a function of the seed alone, with GPT-2's residual scaling") {

@@ -8,6 +8,7 @@
 #include "numeric/with_type.h"
 #include "ops/gemm/gemm_operands_cpu.h"
 #include "ops/reference.h"
+#include "support/environment.h"
 
 namespace fp8train::test {
 namespace {
@@ -247,8 +248,10 @@ bool has_packed_products() {
 
 TEST_CASE("a product has the same bits with a packed operand", "[gemm]") {
   float scale = 0.37F;
-  const std::array<int64_t, 3> shapes[] = {{1, 512, 512},  {3, 100, 300}, {33, 48, 80},
-                                           {257, 40, 130}, {70, 37, 65},  {300, 1000, 192}};
+  const test::EnvironmentScope packs("FP8TRAIN_CPU_PACK", "1");
+  const std::array<int64_t, 3> shapes[] = {{1, 512, 512}, {3, 100, 300},    {33, 48, 80},
+                                           {70, 37, 65},  {300, 1000, 192}, {257, 40, 130},
+                                           {5, 64, 1500}, {17, 96, 4096}};
   for (const auto& [m, n, k] : shapes) {
     for (const auto& [a_type, b_type] : operand_types()) {
       for (const bool transposed : {false, true}) {
@@ -278,10 +281,10 @@ TEST_CASE("a product has the same bits with a packed operand", "[gemm]") {
 }
 
 TEST_CASE("a packed operand is read in place of what is stored", "[gemm]") {
+  const test::EnvironmentScope packs("FP8TRAIN_CPU_PACK", "1");
   Operands o({16, 64, 48, DType::e4m3, DType::e4m3, DType::f32, false, true});
   ops::Gemm call = o.call();
   std::vector<uint8_t> packed = packed_of(call.b);
-  const Operands before = o;
   ops::gemm(cpu_stream(), call);
   const Array product = o.c;
   for (int64_t i = 0; i < o.b.count(); ++i) {

@@ -4,11 +4,11 @@
 
 #include <catch2/catch.hpp>
 
-#include <cstdlib>
-
 #include "engine/dry_run.h"
 #include "ops/gemm/gemm.h"
+#include "support/environment.h"
 #include "support/small_llama.h"
+#include "train/layout_results.h"
 
 using namespace fp8train;
 
@@ -20,18 +20,9 @@ constexpr int64_t kInner = 1536;
 constexpr double kLinear = 3.0 * kWidth * kWidth + kWidth * kWidth + 3.0 * kWidth * kInner;
 constexpr double kNorms = 2.0 * kWidth;
 
-/// FP8TRAIN_CPU_PACK while it lives.
-class PackedWeights {
- public:
-  explicit PackedWeights(const char* value) { setenv("FP8TRAIN_CPU_PACK", value, 1); }
-  ~PackedWeights() { unsetenv("FP8TRAIN_CPU_PACK"); }
-  PackedWeights(const PackedWeights&) = delete;
-  PackedWeights& operator=(const PackedWeights&) = delete;
-};
-
 MemoryLedger ledger_of(const PrecisionPlan& plan, int64_t blocks, int ranks = 1, int stage = 0,
                        const char* packs = "0") {
-  const PackedWeights scope(packs);
+  const test::EnvironmentScope scope("FP8TRAIN_CPU_PACK", packs);
   EngineSettings settings = test::small_llama("fp32");
   settings.strategy.zero_stage = stage;
   settings.model.hidden_size = kWidth;
@@ -123,6 +114,20 @@ TEST_CASE("packed weights of both GEMMs are part of the plan") {
   CHECK(packed("te-mxfp8") == packed("bf16"));
   CHECK(packed("fp32") == (packs ? 8.0 : 0.0));
   CHECK(packed("deepseek-v3") == 0.0);  // products of its blocks are in tiles
+}
+
+TEST_CASE("packed weights change no bits of a run") {
+  const std::string plan = GENERATE("bf16", "te-delayed", "te-current", "te-mxfp8", "te-nvfp4",
+                                    "torchao-rowwise", "int8-qat", "fp8-lm", "deepseek-v3");
+  const int stage = GENERATE(0, 3);
+  CAPTURE(plan, stage);
+  EngineSettings settings = test::llama(plan);
+  settings.strategy.zero_stage = stage;
+  const auto results = [&](const char* packs) {
+    const test::EnvironmentScope scope("FP8TRAIN_CPU_PACK", packs);
+    return test::run(settings, stage == 0 ? 1 : 2);
+  };
+  test::check_equal(results("0"), results("1"));
 }
 
 TEST_CASE("a master weight in two halves takes two bytes next to its weight, on any ranks") {

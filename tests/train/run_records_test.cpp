@@ -81,13 +81,27 @@ TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
              Catch::Contains("\"gpu_watts\":698.25,\"gpu_clock_mhz\":1755,"
                              "\"gpu_throttled_by\":\"power, heat\""));
   records.write_validation(2, {.mean = 1.0, .targets = 10});
-  for (const char* tag :
-       {"loss/train", "loss/validation", "optimizer/lr", "optimizer/grad_norm",
-        "optimizer/skipped_steps", "optimizer/loss_scale", "speed/tokens_per_second",
-        "speed/tflops", "speed/mfu", "speed/speed_of_light", "memory/bytes",
-        "fp8/saturated_percent", "fp8/underflow_percent", "experts/dropped_percent",
-        "experts/padding_percent", "experts/load_most", "experts/load_least",
-        "experts/balance_loss", "experts/z_loss", "gpu/watts", "gpu/clock_mhz"}) {
+  for (const char* tag : {"loss/train",
+                          "loss/validation",
+                          "optimizer/lr",
+                          "optimizer/grad_norm",
+                          "optimizer/skipped_steps",
+                          "optimizer/loss_scale",
+                          "speed/tokens_per_second",
+                          "speed/tflops",
+                          "speed/mfu",
+                          "speed/speed_of_light",
+                          "memory/bytes",
+                          "fp8/saturated_percent",
+                          "fp8/underflow_percent",
+                          "experts/dropped_percent",
+                          "experts/padding_percent",
+                          "experts/load_most",
+                          "experts/load_least",
+                          "experts/balance_loss",
+                          "experts/z_loss",
+                          "gpu/watts",
+                          "gpu/clock_mhz"}) {
     CHECK_THAT(shown(), Catch::Contains(tag));
   }
 }

@@ -81,8 +81,9 @@ struct Gemm {
 /// Throws InternalError when shapes, formats or scratch do not fit.
 void gemm(Stream stream, const Gemm& call);
 
-/// Returns the bytes that pack_operand() writes for an operand b on a device with these traits. 0:
-/// products there read it as it is, or FP8TRAIN_CPU_PACK is 0.
+/// Returns the bytes that pack_operand() writes for an operand b on a device with these traits; 0:
+/// products there read it as it is. Without FP8TRAIN_CPU_PACK=1 only operands of bf16 units are
+/// packed. Throws ConfigError for another value of it than 0 and 1.
 size_t packed_bytes(const DeviceTraits& traits, const GemmOperand& b);
 
 /// Writes op(b) in the layout that the device's library reads, with the same values and without the
