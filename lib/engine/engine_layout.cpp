@@ -62,7 +62,8 @@ ExpertShare expert_share(const EngineSettings& settings, const Mesh& mesh, bool 
     share.counts_experts = mesh.index(Group::expert_state) == 0;
     share.counts_others = mesh.index(Group::state) == 0;
   }
-  if (experts > 0 && std::max(share.ranks, tensor) > 1 && settings.step.decoder.moe.dropless) {
+  if (experts > 0 && std::max<int64_t>(share.ranks, tensor) > 1 &&
+      settings.step.decoder.moe.dropless) {
     throw KeyError(
         "moe.dropless",
         fmt::format(
