@@ -248,6 +248,10 @@ std::vector<Prompt> prompts_of(const GenerateOptions& options, const CheckpointM
     }
     add(text->get<std::string>(), where);
   });
+  if (prompts.empty()) {
+    throw DataError(options.prompts +
+                    ": holds no prompts; give lines such as {\"prompt\": \"Once\"}");
+  }
   return prompts;
 }
 
@@ -263,8 +267,10 @@ int continue_texts(const CheckpointModel& opened, const GenerateOptions& options
     longest = std::max(longest, prompt.tokens.size());
   }
   const int64_t batch_size = std::min(options.batch_size, static_cast<int64_t>(count));
+  const auto begins = static_cast<int64_t>(longest);
   Generator generator(*opened.device, opened.engine->model(),
-                      static_cast<int64_t>(longest) + sampling.max_new_tokens, {}, batch_size);
+                      begins + std::min(sampling.max_new_tokens, opened.longest_sequence - begins),
+                      {}, batch_size);
   ProgressLine progress;
   for (size_t begin = 0; begin < count;) {
     const size_t end = std::min(count, begin + static_cast<size_t>(kBatchesAtOnce * batch_size));

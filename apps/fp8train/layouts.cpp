@@ -255,15 +255,21 @@ void run_fastest(const LayoutRuns& runs, size_t top, LayoutSearch& found) {
   }
 }
 
-/// Sorts layouts by memory. Looks for what the first one needs, and not only nearly or at least.
-void find_smallest(const LayoutRuns& runs, std::vector<Layout>& layouts) {
+/// Sorts layouts that are too large by memory. Looks for what the first one needs, and not only
+/// nearly or at least; one that fits after all is moved to those.
+void find_smallest(const LayoutRuns& runs, LayoutSearch& found) {
+  constexpr int kMaxRuns = 8;
+  std::vector<Layout>& layouts = found.too_large;
   std::ranges::stable_sort(layouts, {}, &Layout::bytes);
-  for (int tries = 0;
-       tries < 3 && !layouts.empty() && (layouts.front().is_bound || layouts.front().is_estimate);
+  for (int tries = 0; tries < kMaxRuns && !layouts.empty() &&
+                      (layouts.front().is_bound || layouts.front().is_estimate);
        ++tries) {
-    layouts.front() = runs.run(layouts.front().settings, SIZE_MAX);
+    Layout layout = runs.run(layouts.front().settings, SIZE_MAX);
+    layouts.erase(layouts.begin());
+    (runs.fits(layout) ? found.fitting : layouts).push_back(std::move(layout));
     std::ranges::stable_sort(layouts, {}, &Layout::bytes);
   }
+  sort_by_speed(found.fitting);
 }
 
 }  // namespace
@@ -310,6 +316,7 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
     }
   };
   search_axes();
+  run_fastest(runs, 1, found);  // whether any fits is no estimate
   if (found.fitting.empty() && !memory.is_host && !settings.optimizer.offloads) {
     whole.optimizer.offloads = true;
     search_axes();
@@ -331,7 +338,7 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
   }
   add_scheduled(runs, static_cast<size_t>(top), found);
   run_fastest(runs, static_cast<size_t>(top), found);
-  find_smallest(runs, found.too_large);
+  find_smallest(runs, found);
   return found;
 }
 

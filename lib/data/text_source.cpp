@@ -44,9 +44,10 @@ DataError not_prepared(const fs::path& manifest, const std::string& why) {
 /// Returns the files that dataset.json lists.
 std::vector<fs::path> prepared_files(const fs::path& folder, DataSplit split) {
   const fs::path manifest = folder / kDatasetFile;
+  const std::string text = read_text_file(manifest, kMaxJsonFile);
   std::vector<fs::path> paths;
   try {
-    const auto json = read_json_file(manifest);
+    const auto json = parse_json(text, manifest.filename().string());
     for (const auto& [key, of] :
          {std::pair{"train", DataSplit::train}, std::pair{"val", DataSplit::val}}) {
       if (split != of && split != DataSplit::all) continue;

@@ -92,6 +92,9 @@ TEST_CASE("a prepared folder is its training or its validation files") {
   test::write_file(dir / "whole/dataset.json", "{\"train\": 3}");
   CHECK_THAT(message_of<DataError>([&] { found_in(dir, "whole"); }),
              Contains("not a list of token"));
+  test::write_file(dir / "whole/dataset.json", "{\"train\": [");
+  CHECK_THAT(message_of<DataError>([&] { found_in(dir, "whole"); }),
+             Contains("not a list of token"));
 }
 
 TEST_CASE("sources with weights are ranges of the corpus, of files and of texts") {

@@ -64,6 +64,22 @@ TEST_CASE("recomputation and unused rows of experts count in the predicted step"
   CHECK(predicted_flops(moe) > 1.2 * few);
 }
 
+TEST_CASE("the predicted step has scales and the capacity after a warm-up") {
+  EngineSettings moe = test::small_moe("te-delayed");
+  const double later = predicted_flops(moe);
+  moe.step.decoder.moe.capacity_warmup = 10;
+  moe.step.decoder.moe.warmup_capacity_factor = 4;
+  CHECK(predicted_flops(moe) == later);
+  const GpuKind& h100 = *find_gpu_kind("h100");
+  const auto seconds = [&](const EngineSettings& settings) {
+    return SpeedLimits(DeviceKind::cuda, traits_of(h100), &h100, {}).step_seconds(settings, {});
+  };
+  EngineSettings first_plain = test::small_llama("te-delayed");
+  const std::optional<double> scaled = seconds(first_plain);
+  first_plain.plain_steps = {{0, 5}};
+  CHECK(seconds(first_plain) == scaled);
+}
+
 TEST_CASE("the pipeline stage that is longest with its idle time decides") {
   EngineSettings settings = test::small_llama("bf16", 4);
   const double whole = predicted_flops(settings);

@@ -49,11 +49,14 @@ std::optional<double> SpeedLimits::flops_per_second() const {
   return rate_ != nullptr ? std::optional(rate_->highest_flops_per_second()) : std::nullopt;
 }
 
-void SpeedLimits::predict(const EngineSettings& settings) {
-  if (plan_ == settings.plan.name || (gpu_ == nullptr && cpu_ == nullptr)) {
+void SpeedLimits::predict(const EngineSettings& of_run) {
+  if (plan_ == of_run.plan.name || (gpu_ == nullptr && cpu_ == nullptr)) {
     return;
   }
-  plan_ = settings.plan.name;
+  plan_ = of_run.plan.name;
+  EngineSettings settings = of_run;  // of a step that is compared with the prediction
+  settings.plain_steps.clear();
+  settings.step.decoder.moe.capacity_warmup = 0;
   const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
   const StageRuns runs = dry_run_stages(settings, ranks_.size() / stages, [&](int rank) {
     return gpu_ != nullptr ? logged_step(settings, traits_, ranks_, rank)

@@ -32,10 +32,11 @@ class SpeedLimits {
   /// of the fastest one that was measured on the CPU, in the type of measure(). Nothing: not known.
   std::optional<double> flops_per_second() const;
 
-  /// Returns the seconds that a step of an engine with these settings would take: on a GPU those of
-  /// step_time() for all ranks, on a CPU those of its GEMMs and of attention at the measured rate,
-  /// of the pipeline stage for which they are longest with the share `idle` that its schedule
-  /// leaves it idle (empty: none). Nothing: not known. Makes dry runs when the plan has changed.
+  /// Returns the seconds that a step of an engine with these settings would take, one with scales
+  /// and after the warm-up of capacities: on a GPU those of step_time() for all ranks, on a CPU
+  /// those of its GEMMs and of attention at the measured rate, of the pipeline stage for which they
+  /// are longest with the share `idle` that its schedule leaves it idle (empty: none). Nothing: not
+  /// known. Makes dry runs when the plan has changed.
   std::optional<double> step_seconds(const EngineSettings& settings,
                                      const std::vector<double>& idle);
   /// Makes the dry runs of step_seconds() if they are not made yet for this plan.

@@ -109,8 +109,8 @@ struct Shares {
 };
 
 /// Of the steps from `first` to `end`, which took `seconds`, with `tflops` of the model per second
-/// and rank. Ranks that do not lead record nothing. Steps without scales are others than the dry
-/// run's.
+/// and rank. Ranks that do not lead record nothing. Steps without scales, and those of a warm-up of
+/// capacities, are others than the dry run's.
 Shares shares_of(SpeedLimits& limits, const Engine& engine, const std::vector<double>& idle,
                  double tflops, std::pair<int64_t, int64_t> steps, double seconds) {
   limits.measure(engine.settings().plan.activation, seconds);
@@ -119,11 +119,13 @@ Shares shares_of(SpeedLimits& limits, const Engine& engine, const std::vector<do
     return {};
   }
   Shares shares = {1e12 * tflops / *rate, {}};
-  bool scaled = true;
+  const EngineSettings& settings = engine.settings();
+  bool as_predicted = true;
   for (int64_t step = steps.first; step < steps.second; ++step) {
-    scaled = scaled && !engine.settings().is_plain(step);
+    as_predicted =
+        as_predicted && !settings.is_plain(step) && !settings.step.decoder.moe.warms_up(step);
   }
-  if (scaled) {
+  if (as_predicted) {
     shares.speed_of_light = *limits.step_seconds(engine.settings(), idle) *
                             static_cast<double>(steps.second - steps.first) / seconds;
   }
