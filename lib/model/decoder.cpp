@@ -204,7 +204,7 @@ void Decoder::allocate(const DecoderOptions& options) {
   scaling_.allocate(*device_);
   for (size_t unit = 0; unit < units(); ++unit) {
     for_each_linear(unit, [&](Linear& linear) {
-      linear.weight().allocate(*device_, parameters_, options.gradients);
+      linear.weight().allocate(*device_, parameters_, options.gradients, unit >= first_trained_);
     });
   }
   if (config_.positions == PositionKind::rope) {

@@ -100,7 +100,8 @@ bool LinearWeight::needs_plain_weight() const {
          !plan_.evaluate_scaled || plan_.has_plain_stages;
 }
 
-void LinearWeight::allocate(Device& device, ParameterStore& store, bool trains) {
+void LinearWeight::allocate(Device& device, ParameterStore& store, bool trains,
+                            bool runs_backward) {
   check_device(device);
   if (code_scales_ != nullptr) {
     return;
@@ -126,7 +127,7 @@ void LinearWeight::allocate(Device& device, ParameterStore& store, bool trains) 
     }
   }
   offer_weight_cast();
-  allocate_packed(device, store, trains);
+  allocate_packed(device, store, trains, trains && runs_backward);
 }
 
 void LinearWeight::check_device(const Device& device) const {

@@ -47,8 +47,9 @@ class LinearWeight {
   /// Allocates the weight's GEMM operands in the store that has the weight: those that are the
   /// weight as the plan stores it, in addition to a master, are charged to the weights. After the
   /// store and the scaling state have been allocated. Throws DeviceError where the device cannot
-  /// compute the plan's products. `trains`: passes run backward.
-  void allocate(Device& device, ParameterStore& store, bool trains = true);
+  /// compute the plan's products. `trains`: passes train; `runs_backward`: through this layer too.
+  void allocate(Device& device, ParameterStore& store, bool trains = true,
+                bool runs_backward = true);
 
   enum class Refresh : uint8_t {
     all,
@@ -88,7 +89,7 @@ class LinearWeight {
   };
 
   void refresh_operands(const StepContext& context, Refresh what);
-  void allocate_packed(Device& device, ParameterStore& store, bool trains);
+  void allocate_packed(Device& device, ParameterStore& store, bool trains, bool runs_backward);
   void pack(const StepContext& context, Refresh what) const;
   ops::GemmOperand made_operand(Along along, bool of_codes) const;
   ops::GemmOperand weight_operand(const StepContext& context, Along along) const;

@@ -71,12 +71,13 @@ ops::GemmOperand LinearWeight::operand_of_codes(const StepContext& context, Alon
   return transposed ? made.along_columns : made.along_rows;
 }
 
-void LinearWeight::allocate_packed(Device& device, ParameterStore& store, bool trains) {
+void LinearWeight::allocate_packed(Device& device, ParameterStore& store, bool trains,
+                                   bool runs_backward) {
   for (const Along along : {Along::rows, Along::columns}) {
     const bool of_codes =
         is_scaled(along) && (along == Along::columns || trains || plan_.evaluate_scaled);
     const GemmPlan& gemm = along == Along::rows ? plan_.fprop : plan_.dgrad;
-    const bool is_read = along == Along::rows ? !plan_.is_smoothed() : trains;
+    const bool is_read = along == Along::rows ? !plan_.is_smoothed() : runs_backward;
     if (!is_read || (of_codes && !reads_codes_alone(gemm))) {
       continue;
     }
