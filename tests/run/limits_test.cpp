@@ -71,6 +71,9 @@ Words settings_for(const std::string& key) {
   } else if (is_of_experts(key)) {
     words.front() = "model.preset=toy-moe";
     words.emplace_back("model.e_score_correction_bias=true");
+    if (key == "moe.warmup_capacity_factor") {
+      words.emplace_back("moe.capacity_warmup=1");
+    }
   }
   if (std::ranges::find(optimizer_keys(), key) != optimizer_keys().end()) {
     const auto reader = std::ranges::find_if(

@@ -191,7 +191,7 @@ std::vector<Field> moe_fields() {
               .when([](const Settings& s) { return has_experts(s) || !s.model.from.empty(); })
               .checked([is_capacity](const CheckContext& at) {
                 check_needs_experts(at);
-                if (is_capacity && has_experts(at.settings)) {
+                if (is_capacity && (has_experts(at.settings) || !at.settings.model.from.empty())) {
                   check_capacity(at);
                 }
               });
