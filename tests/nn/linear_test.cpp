@@ -11,6 +11,7 @@
 #include "base/philox.h"
 #include "numeric/convert.h"
 #include "ops/pointwise/activation.h"
+#include "support/environment.h"
 
 using namespace fp8train;
 
@@ -211,6 +212,12 @@ TEST_CASE("a gradient stored in bf16 is the fp32 gradient, rounded once") {
 }
 
 TEST_CASE("a product writes a gradient in bf16 where nothing is added") {
+  const std::string engine = ops::cpu_gemm_engine(DType::bf16);
+  const bool in_fp32 = engine == "fp32 (avx512)";
+  if (!in_fp32 && !engine.starts_with("bf16")) {
+    return;  // weights are not packed: copies of them take more memory than the gradient
+  }
+  const test::EnvironmentScope packed("FP8TRAIN_CPU_PACK", "1");
   const auto scratch_of = [](const TensorFormat& gradient, bool overwrites) {
     Layer layer(plan_named("bf16"), false, gradient);
     gradient_of(layer, overwrites);
@@ -218,7 +225,6 @@ TEST_CASE("a product writes a gradient in bf16 where nothing is added") {
   };
   const size_t direct = scratch_of(plain(DType::f32), true);
   // Where bf16 is multiplied in fp32, the product itself holds an fp32 sum.
-  const bool in_fp32 = std::string(ops::cpu_gemm_engine(DType::bf16)).starts_with("fp32");
   CHECK(scratch_of(plain(DType::bf16), true) ==
         direct + (in_fp32 ? sizeof(float) * kOut * kIn : 0));
   CHECK(scratch_of(plain(DType::bf16), false) >= direct + sizeof(float) * kOut * kIn);
