@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/error.h"
+#include "base/key_error.h"
 #include "model/families/hf_fields.h"
 #include "model/linear_sites.h"
 #include "model/lora.h"
@@ -15,7 +15,7 @@ namespace {
 
 void require(bool holds, const std::string& message) {
   if (!holds) {
-    throw ConfigError("model: " + message);
+    throw KeyError("model", ": " + message);
   }
 }
 

@@ -109,8 +109,8 @@ struct Shares {
 };
 
 /// Of the steps from `first` to `end`, which took `seconds`, with `tflops` of the model per second
-/// and rank. Ranks that do not lead record nothing. Steps without scales, and those of a warm-up of
-/// capacities, are others than the dry run's.
+/// and rank. Ranks that do not lead record nothing. Steps without scales, those of a warm-up
+/// of capacities and those of dropless experts are others than the dry run's.
 Shares shares_of(SpeedLimits& limits, const Engine& engine, const std::vector<double>& idle,
                  double tflops, std::pair<int64_t, int64_t> steps, double seconds) {
   limits.measure(engine.settings().plan.activation, seconds);
@@ -120,7 +120,7 @@ Shares shares_of(SpeedLimits& limits, const Engine& engine, const std::vector<do
   }
   Shares shares = {1e12 * tflops / *rate, {}};
   const EngineSettings& settings = engine.settings();
-  bool as_predicted = true;
+  bool as_predicted = !settings.step.decoder.moe.dropless;
   for (int64_t step = steps.first; step < steps.second; ++step) {
     as_predicted =
         as_predicted && !settings.is_plain(step) && !settings.step.decoder.moe.warms_up(step);
