@@ -50,7 +50,7 @@ struct ReorderKey {
   bool transposed;
   int threads;
 
-  auto operator<=>(const ReorderKey&) const = default;
+  auto operator<=>(const ReorderKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 /// A copy of a matrix into the layout of products.
