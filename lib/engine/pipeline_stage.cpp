@@ -116,17 +116,18 @@ PipelineStage::PipelineStage(Device& device, const EngineSettings& settings, Com
                                   : ScalingState::StoredScales{}) {}
 
 void Engine::shorten_steps(bool on) {
-  constexpr int64_t kFew = 2;  // the first and the last
+  constexpr int64_t kOfShortStep = 2;  // the first and the last
   const ParallelLayout& layout = settings_.strategy.layout;
   if (stage_ == nullptr) {
     return;
   }
   stage_->short_step.reset();
   if (on && layout.schedule == ScheduleKind::one_forward_one_backward &&
-      stage_->step.micro_batches > kFew) {
-    StagePlan plan = plan_stage(layout.schedule_of(kFew), layout.pipeline_shape(kFew),
-                                static_cast<size_t>(mesh().index(Axis::pipeline)),
-                                mesh().group(Group::pipe)->in_stream_order());
+      stage_->step.micro_batches > kOfShortStep) {
+    StagePlan plan =
+        plan_stage(layout.schedule_of(kOfShortStep), layout.pipeline_shape(kOfShortStep),
+                   static_cast<size_t>(mesh().index(Axis::pipeline)),
+                   mesh().group(Group::pipe)->in_stream_order());
     if (with_all({&plan, &stage_->step}) == stage_->step.memory) {
       stage_->short_step = std::move(plan);
     }
