@@ -168,8 +168,8 @@ Arena& Moe::memory_of_inputs(const StepContext& context) const {
   return *context.scratch;
 }
 
-/// Sets the rows of each expert here, and returns those of a dropless mixture on the device; empty:
-/// all have equally many.
+/// Sets the rows of each expert that this rank has, and returns those of a dropless mixture on the
+/// device; empty: all have equally many.
 View Moe::find_begins(const StepContext& context, Saved& saved) const {
   const int64_t slots = saved.sources.count();
   saved.begins.clear();

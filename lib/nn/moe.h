@@ -37,7 +37,7 @@ class Moe {
     View logits, probabilities;   ///< fp32 [rows, E] and [rows, k]
     View chosen, slots, sources;  ///< of ops::SlotAssignment
     View outputs;                 ///< [slots, C], of the experts, for this rank's tokens
-    std::vector<int64_t> begins;  ///< of the rows of each expert here, and the end of the last
+    std::vector<int64_t> begins;  ///< of the rows of each of its experts, and the end of the last
     std::vector<Mlp::Saved> experts;
     Mlp::Saved shared;
   };

@@ -26,7 +26,7 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kMostRows = int64_t{1} << 30;  // tokens of a micro-batch
+constexpr int64_t kMaxRows = int64_t{1} << 30;  // tokens of a micro-batch
 
 /// Throws ConfigError where the tokenizer has more tokens than the model.
 void check_vocabulary(const ModelConfig& model, const Settings& settings,
@@ -142,11 +142,11 @@ void check_batch(const EngineSettings& engine) {
             longest_sequence_reason(engine.model),
             engine.model.sliding_window > 0 ? "" : " or set model.max_position_embeddings"));
   }
-  if (step.micro_batch_tokens() > kMostRows) {
+  if (step.micro_batch_tokens() > kMaxRows) {
     throw KeyError("training.micro_batch_size",
                    fmt::format(" {} * data.seq_length {} is more than {} tokens; lower the "
                                "micro-batch and raise training.gradient_accumulation_steps",
-                               step.micro_batch_size, step.seq_length, kMostRows));
+                               step.micro_batch_size, step.seq_length, kMaxRows));
   }
   check_activations(engine);
   plan_linears(engine.plan, linear_sites(engine.model));  // patterns that match nothing throw

@@ -143,6 +143,14 @@ void check_reference(Problem& problem, const std::vector<float>& before, double 
   }
 }
 
+Bits bits_of(const Problem& problem) {
+  Bits bits;
+  bits.add(problem.logits);
+  bits.add(problem.losses);
+  bits.add(problem.z_losses);
+  return bits;
+}
+
 }  // namespace
 
 TEST_CASE("cross_entropy and its gradient agree with fp64", "[ops]") {
@@ -258,11 +266,7 @@ TEST_CASE(
         [&](const ops::OpTable& table) {
           Problem problem(type.dtype, 19, 1501, 1499, 1e-3F);
           table.cross_entropy(cpu_stream(), problem.call);
-          Bits bits;
-          bits.add(problem.logits);
-          bits.add(problem.losses);
-          bits.add(problem.z_losses);
-          return bits;
+          return bits_of(problem);
         },
         true));
   }
@@ -305,11 +309,7 @@ TEST_CASE("statistics give the same bits at levels with fused multiply-adds and 
         [&](const ops::OpTable& table) {
           Problem problem(type.dtype, 19, 1512, 1499, 1e-3F);
           run_in_parts(problem, 2, 3, table);
-          Bits bits;
-          bits.add(problem.logits);
-          bits.add(problem.losses);
-          bits.add(problem.z_losses);
-          return bits;
+          return bits_of(problem);
         },
         true));
   }
