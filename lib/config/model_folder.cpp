@@ -9,6 +9,7 @@
 #include "config/fields/field_table.h"
 #include "data/text_source.h"
 #include "data/tokenizers/registry.h"
+#include "optim/registry.h"
 
 namespace fp8train {
 namespace {
@@ -50,7 +51,7 @@ double usual_rate(const Settings& settings) {
   // default.
   constexpr double kContinuedRate = 1e-5;
   constexpr double kAdapterRate = 2e-4;  // of LoRA (arXiv 2106.09685, table 11) and QLoRA
-  const bool adapts = settings.optimizer.name != "sgd";
+  const bool adapts = optimizer_named(settings.optimizer.name).normalizes_gradients;
   const bool has_adapters = settings.model.config.lora.is_on() || !settings.model.lora_from.empty();
   if (has_adapters && adapts) {
     return kAdapterRate;

@@ -45,7 +45,7 @@ void Attention::codes_forward(const StepContext& context, int64_t batch, Arena& 
   const int64_t length = attended.shape.rows() / batch;
   const QuantizedInput::Memory memory = {&of_codes, nullptr};
   saved.projected_codes =
-      scaling_->qkv.operands(context, saved.projected, memory).along_rows.quantized;
+      scaling_->qkv.operands(context, saved.projected, memory).along_rows.tensor;
   const View& codes = saved.projected_codes.codes;
   const bool is_cast = scaling_->out.slot(Along::rows) != nullptr;
   const InputTensor out =
@@ -63,7 +63,7 @@ void Attention::codes_forward(const StepContext& context, int64_t batch, Arena& 
                                     .probabilities = in_kernel(context, *scaling_->probabilities),
                                     .cast = out.cast}});
   if (is_cast) {
-    saved.attended_codes = scaling_->out.operands(context, out, memory).along_rows.quantized;
+    saved.attended_codes = scaling_->out.operands(context, out, memory).along_rows.tensor;
     ops::dequantize(context.stream, saved.attended_codes, attended);
   }
 }
@@ -75,7 +75,7 @@ void Attention::codes_backward(const StepContext& context, const View& d_attende
   const auto& [heads, kv_heads, head_dim] = dimensions_;
   const int64_t length = d_projected.shape.rows() / batch;
   const QuantizedInput::Memory memory = {context.scratch, nullptr};
-  const Encoded dout = scaling_->dout.operands(context, d_attended, memory).along_rows.quantized;
+  const Encoded dout = scaling_->dout.operands(context, d_attended, memory).along_rows.tensor;
   const View& codes = saved.projected_codes.codes;
   const bool out_in_codes = !saved.attended_codes.empty();
   const bool is_cast = scaling_->dqkv.slot(Along::rows) != nullptr;
@@ -108,8 +108,7 @@ void Attention::codes_backward(const StepContext& context, const View& d_attende
   ops::attention_backward(context.stream, call);
   if (is_cast) {
     ops::dequantize(context.stream,
-                    scaling_->dqkv.operands(context, dqkv, memory).along_rows.quantized,
-                    d_projected);
+                    scaling_->dqkv.operands(context, dqkv, memory).along_rows.tensor, d_projected);
   }
 }
 

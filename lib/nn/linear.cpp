@@ -121,19 +121,7 @@ InputTensor Linear::allocate_own_rows(const StepContext& context, const Shape& s
 ops::GemmOperand Linear::own_rows(const StepContext& context, const QuantizedInput& input,
                                   const InputTensor& x, Arena* memory) {
   return input.gathers_codes(context) ? input.operands(context, x, {memory, nullptr}).along_rows
-                                      : ops::GemmOperand{.plain = x.plain};
-}
-
-QuantizedInput::Operands Linear::operands_of_x(const StepContext& context,
-                                               const InputTensor& x) const {
-  const QuantizedInput::Memory memory = memory_of_input(context);
-  if (!gathers(context, Split::columns)) {
-    return x_.operands(context, x, memory);
-  }
-  const bool saves = memory.along_columns != nullptr;
-  const ops::GemmOperand own =
-      own_rows(context, x_, x, saves ? memory.along_columns : context.scratch);
-  return {x_.gathered(context, own, {context.scratch, nullptr}).along_rows, own};
+                                      : ops::GemmOperand(x.plain);
 }
 
 QuantizedInput::Operands Linear::operands_of_dy(const StepContext& context,
@@ -148,26 +136,31 @@ void Linear::forward(const StepContext& context, const InputTensor& x, View y, S
   ArenaScope scope(*context.scratch);
   check(x.smoothing.empty() != (plan_.is_smoothed() && x_.reads_codes(context, Along::rows)),
         "a layer whose input is smoothed takes it with its scales");
-  const QuantizedInput::Operands operands = operands_of_x(context, x);
+  const QuantizedInput::Memory memory = memory_of_input(context);
+  QuantizedInput::Operands operands;
+  if (gathers(context, Split::columns)) {
+    Arena* const own = memory.along_columns != nullptr ? memory.along_columns : context.scratch;
+    operands.along_columns = own_rows(context, x_, x, own);
+    operands.along_rows =
+        x_.gathered(context, operands.along_columns, {context.scratch, nullptr}).along_rows;
+  } else {
+    operands = x_.operands(context, x, memory);
+  }
   saved = context.training ? Saved{operands.along_columns, x.smoothing, {}, {}} : Saved{};
   if (!y.empty()) {
-    multiply_forward(context, operands.along_rows, x.smoothing, y);
+    const LinearProduct product = {
+        .plan = plan_.fprop,
+        .a = operands.along_rows,
+        .b = weight_.fprop_operand(context, x.smoothing),
+        .c = y,
+        .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value)};
+    if (plan_.site.split == Split::rows) {
+      multiply_over_ranks(context, product, std::array{plan_.site.in_features});
+    } else {
+      multiply(context, product);
+    }
   }
   add_adapters(context, x, y, saved);
-}
-
-void Linear::multiply_forward(const StepContext& context, const ops::GemmOperand& x,
-                              ConstView smoothing, const View& y) const {
-  const LinearProduct product = {.plan = plan_.fprop,
-                                 .a = x,
-                                 .b = weight_.fprop_operand(context, smoothing),
-                                 .c = y,
-                                 .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value)};
-  if (plan_.site.split == Split::rows) {
-    multiply_over_ranks(context, product, std::array{plan_.site.in_features});
-  } else {
-    multiply(context, product);
-  }
 }
 
 void Linear::add_adapters(const StepContext& context, const InputTensor& x, const View& y,
@@ -259,10 +252,11 @@ void Linear::backward(const StepContext& context, const InputTensor& dy, View dx
 /// A dy that is not cast is in memory of the caller; the casts of an x that crosses as it is read
 /// the scales of the present.
 void Linear::hold(const StepContext& context, Saved& saved) const {
-  if (saved.dy.quantized.empty()) {
-    const View copy = allocate(*context.held, saved.dy.plain.dtype, saved.dy.plain.shape);
-    ops::cast(context.stream, saved.dy.plain, copy);
-    saved.dy.plain = copy;
+  if (saved.dy.is_plain()) {
+    const ConstView dy = saved.dy.matrix();
+    const View copy = allocate(*context.held, dy.dtype, dy.shape);
+    ops::cast(context.stream, dy, copy);
+    saved.dy.tensor = copy;
   }
   if (gathers(context, Split::columns) && !x_.gathers_codes(context)) {
     saved.x = x_.gathered(cast_again(context, x_), saved.x, {nullptr, context.held}).along_columns;
@@ -294,13 +288,13 @@ void Linear::add_gradient_of_weight(const StepContext& context, const Saved& sav
 
 void Linear::make_partial_gradient(const StepContext& context, const Saved& operands) const {
   ArenaScope scope(*context.scratch);
-  const ConstView dy = operands.dy.plain;
+  const ConstView dy = operands.dy.matrix();
   PartialGradients<1>(context, {&weight_.parameter()})
       .add(dy.shape.rows(),
            [&](const SumRange& range, const std::array<View, 1>& gradients, bool overwrites) {
              multiply(context, {.plan = plan_.wgrad,
                                 .a = {rows_of(dy, range.first, range.count), true},
-                                .b = {rows_of(operands.x.plain, range.first, range.count), true},
+                                .b = {rows_of(operands.x.matrix(), range.first, range.count), true},
                                 .c = gradients[0],
                                 .beta = overwrites ? 0.0F : 1.0F});
            });

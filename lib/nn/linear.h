@@ -119,8 +119,6 @@ class Linear {
   /// This rank's rows as they cross: codes, or as they are.
   static ops::GemmOperand own_rows(const StepContext& context, const QuantizedInput& input,
                                    const InputTensor& x, Arena* memory);
-  /// Along columns: as forward stores it for backward.
-  QuantizedInput::Operands operands_of_x(const StepContext& context, const InputTensor& x) const;
   QuantizedInput::Operands operands_of_dy(const StepContext& context, const InputTensor& dy) const;
   void add_bias_gradient(const StepContext& context, ConstView dy) const;
   bool trains_weight() const { return weight_.parameter().trained; }
@@ -140,8 +138,6 @@ class Linear {
   Arena* memory_of_plain_x(const StepContext& context) const {
     return !has_adapters() ? nullptr : context.training ? context.memory_of_x() : context.scratch;
   }
-  void multiply_forward(const StepContext& context, const ops::GemmOperand& x, ConstView smoothing,
-                        const View& y) const;
   void add_adapters(const StepContext& context, const InputTensor& x, const View& y,
                     Saved& saved) const;
   void add_adapter_gradients(const StepContext& context, const InputTensor& dy, const View& dx,

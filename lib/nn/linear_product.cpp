@@ -23,20 +23,20 @@ View row_scales(const StepContext& context, const Encoded& tensor) {
 /// values, one scale of a tensor next to those of rows as scales of rows.
 ops::GemmOperand read_next_to(const StepContext& context, ops::GemmOperand operand,
                               const ops::GemmOperand& other) {
-  Encoded& quantized = operand.quantized;
-  if (quantized.empty()) {
+  if (operand.is_plain()) {
     return operand;
   }
-  if (other.quantized.empty()) {  // what is packed is codes
-    const View values = allocate(*context.scratch, other.plain.dtype, quantized.codes.shape);
-    ops::dequantize(context.stream, quantized, values);
+  Encoded& codes = operand.tensor;
+  if (other.is_plain()) {  // what is packed is codes
+    const View values = allocate(*context.scratch, other.matrix().dtype, codes.codes.shape);
+    ops::dequantize(context.stream, codes, values);
     return {values, operand.transposed};
   }
-  const TensorFormat format = ops::read_as(quantized.format, other.quantized.format);
-  if (format.block != quantized.format.block) {
-    quantized.scales = row_scales(context, quantized);
-    quantized.tensor_scale = nullptr;
-    quantized.format = format;
+  const TensorFormat format = ops::read_as(codes.format, other.tensor.format);
+  if (format.block != codes.format.block) {
+    codes.scales = row_scales(context, codes);
+    codes.tensor_scale = nullptr;
+    codes.format = format;
   }
   return operand;
 }
@@ -51,15 +51,9 @@ View copied_columns(const StepContext& context, const ConstView& x, int64_t firs
 /// `count` of the contracted extent, from `first` on.
 ops::GemmOperand part_of(const StepContext& context, const ops::GemmOperand& operand, int64_t first,
                          int64_t count) {
-  ops::GemmOperand part = operand;
-  part.packed = {};
-  if (operand.quantized.empty()) {
-    part.plain = operand.transposed ? rows_of(operand.plain, first, count)
-                                    : copied_columns(context, operand.plain, first, count);
-    return part;
-  }
-  const TensorFormat& format = operand.quantized.format;
-  Encoded& codes = part.quantized;
+  ops::GemmOperand part = {operand.tensor, operand.transposed};
+  const TensorFormat& format = operand.tensor.format;
+  Encoded& codes = part.tensor;
   if (operand.transposed) {
     check(!operand.has_blocks() || format.block == per::row,
           "codes with scales of blocks lie along the contracted extent");

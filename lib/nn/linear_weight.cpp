@@ -200,8 +200,8 @@ ops::GemmOperand LinearWeight::made_operand(Along along, bool of_codes) const {
     const auto cast = std::ranges::find(weight_casts_, w_.slot(along), &TensorCast::slot);
     return cast->operand(along);
   }
-  return {.plain = weight_->copy.empty() ? weight_->stored_value.codes : weight_->copy,
-          .transposed = along == Along::columns};
+  return {weight_->copy.empty() ? weight_->stored_value.codes : weight_->copy,
+          along == Along::columns};
 }
 
 View LinearWeight::weight_value(const StepContext& context) const {

@@ -50,7 +50,7 @@ View LinearWeight::decoded(const StepContext& context, DType type) const {
 ops::GemmOperand LinearWeight::operand_of_codes(const StepContext& context, Along along) const {
   const bool transposed = along == Along::columns;
   if (!w_.reads_codes(context, along)) {
-    return {.plain = decoded(context, plan_.activation), .transposed = transposed};
+    return {decoded(context, plan_.activation), transposed};
   }
   const TensorFormat& format = w_.slot(along)->format;
   const bool as_they_are =
@@ -58,11 +58,10 @@ ops::GemmOperand LinearWeight::operand_of_codes(const StepContext& context, Alon
       dtype_of(format.scale_type) == DType::f32 && (!transposed || format.block.is_square()) &&
       !context.device->traits().fp8_gemm_by_library;
   if (as_they_are) {
-    ops::GemmOperand operand = {
-        .quantized =
-            transposed ? transposed_blocks(context, codes(), code_scales_->shape) : codes()};
-    operand.quantized.format = format;
-    return operand;
+    Encoded as_read =
+        transposed ? transposed_blocks(context, codes(), code_scales_->shape) : codes();
+    as_read.format = format;
+    return as_read;
   }
   const View values = decoded(context, DType::f32);
   const QuantizedInput::Operands made =

@@ -206,9 +206,9 @@ View Moe::find_begins(const StepContext& context, Saved& saved) const {
 /// Runs the router, up to the slots of experts.
 void Moe::choose(const StepContext& context, Saved& saved) const {
   ArenaScope scope(*context.scratch);
-  ops::gemm(context.stream, {.a = {.plain = in_fp32(context, saved.x)},
-                             .b = {.plain = router_.weight->value, .transposed = true},
-                             .c = saved.logits});
+  ops::gemm(
+      context.stream,
+      {.a = in_fp32(context, saved.x), .b = {router_.weight->value, true}, .c = saved.logits});
   ops::route(context.stream,
              {.rule = rule_of(shape_),
               .logits = saved.logits,
@@ -342,13 +342,13 @@ View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t b
         .add(x.shape.rows(), [&](const SumRange& range, const std::array<View, 1>& gradients,
                                  bool overwrites) {
           const auto part = [&](ConstView of) { return rows_of(of, range.first, range.count); };
-          ops::gemm(context.stream, {.a = {.plain = part(d_logits), .transposed = true},
-                                     .b = {.plain = part(x)},
+          ops::gemm(context.stream, {.a = {part(d_logits), true},
+                                     .b = part(x),
                                      .c = gradients[0],
                                      .beta = overwrites ? 0.0F : 1.0F});
         });
   }
-  ops::gemm(context.stream, {.a = {.plain = d_logits}, .b = {.plain = weight.value}, .c = dx});
+  ops::gemm(context.stream, {.a = d_logits, .b = weight.value, .c = dx});
   return dx;
 }
 

@@ -181,9 +181,9 @@ void TensorCast::fill_sample(const StepContext& context, ConstView x) const {
 ops::GemmOperand TensorCast::operand(Along along) const {
   const bool columns = along == Along::columns;
   if (columns && !codes.columnwise.empty()) {
-    return {.quantized = codes.columnwise};
+    return codes.columnwise;
   }
-  return {.transposed = columns, .quantized = codes.rowwise};
+  return {codes.rowwise, columns};
 }
 
 QuantizedInput::QuantizedInput(ScalingState& scaling, const std::string& layer,
@@ -272,7 +272,7 @@ InputTensor QuantizedInput::allocate(const StepContext& context, DType type, con
 
 QuantizedInput::Operands QuantizedInput::operands(const StepContext& context, const InputTensor& x,
                                                   Memory memory, bool is_whole) const {
-  Operands operands = {{.plain = x.plain}, {.plain = x.plain, .transposed = true}};
+  Operands operands = {x.plain, {x.plain, true}};
   for (const ScalingSlot* slot : slots()) {
     const Memory of_slot = memory_of(slot, memory_of_codes(context, memory));
     if (slot == nullptr || of_slot == Memory{}) {
@@ -307,24 +307,23 @@ QuantizedInput::Operands QuantizedInput::gathered(const StepContext& context,
   const int64_t rows = context.rows_of_ranks(part.shape.rows());
   const bool along_k_only = context.device->traits().fp8_gemm_along_k_only && !with_plain_;
   // Whether the GEMM along columns reads what crosses as it is.
-  const bool stays =
-      wanted.along_columns != nullptr &&
-      (own.quantized.empty() ? !reads_codes(context, Along::columns) : !along_k_only);
+  const bool stays = wanted.along_columns != nullptr &&
+                     (own.is_plain() ? !reads_codes(context, Along::columns) : !along_k_only);
   const View whole = fp8train::allocate(stays ? *wanted.along_columns : *context.scratch,
                                         part.dtype, {rows, part.shape.back()});
   context.tensor_ranks->gather(context, part, whole);
-  if (own.quantized.empty()) {
+  if (own.is_plain()) {
     return operands(context, whole, wanted, true);
   }
   Operands both = {own, own};
-  both.along_rows.quantized.codes = whole;
-  both.along_columns.quantized.codes = whole;
+  both.along_rows.tensor.codes = whole;
+  both.along_columns.tensor.codes = whole;
   both.along_columns.transposed = true;
   if (along_k_only && wanted.along_columns != nullptr) {
     const View transposed =
         fp8train::allocate(*wanted.along_columns, part.dtype, {part.shape.back(), rows});
     ops::transpose_codes(context.stream, whole, transposed);
-    both.along_columns.quantized.codes = transposed;
+    both.along_columns.tensor.codes = transposed;
     both.along_columns.transposed = false;
   }
   return both;

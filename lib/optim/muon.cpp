@@ -262,20 +262,17 @@ void Muon::orthogonalize(const Update& step, const View& matrix) const {
   const View polynomial = allocate(*step.scratch, DType::bf16, {side, side});
   ops::cast(stream, matrix, x);
   for (int64_t i = 0; i < settings().muon.ns_steps; ++i) {
-    ops::gemm(stream, {.a = {.plain = x, .transposed = is_tall},
-                       .b = {.plain = x, .transposed = !is_tall},
-                       .c = gram});
+    ops::gemm(stream, {.a = {x, is_tall}, .b = {x, !is_tall}, .c = gram});
     ops::cast(stream, gram, sum);
     ops::scale_by(stream, sum, &factors()->b_over_c);
-    ops::gemm(stream, {.a = {.plain = gram}, .b = {.plain = gram}, .c = sum, .beta = 1.0F});
+    ops::gemm(stream, {.a = gram, .b = gram, .c = sum, .beta = 1.0F});
     ops::scale_by(stream, sum, &factors()->c);
     ops::cast(stream, sum, polynomial);
     ops::cast(stream, x, matrix);
     ops::scale_by(stream, matrix, &factors()->a);
-    ops::gemm(stream, {.a = {.plain = is_tall ? x : polynomial},
-                       .b = {.plain = is_tall ? polynomial : x},
-                       .c = matrix,
-                       .beta = 1.0F});
+    ops::gemm(
+        stream,
+        {.a = is_tall ? x : polynomial, .b = is_tall ? polynomial : x, .c = matrix, .beta = 1.0F});
     ops::cast(stream, matrix, x);
   }
   ops::cast(stream, x, matrix);

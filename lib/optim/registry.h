@@ -36,6 +36,9 @@ struct OptimizerEntry {
   /// Returns the operations of the update of a parameter if updates read whole matrices: ranks then
   /// share them by whole parameters only (ZeRO 1). Null: ranks share them by elements.
   double (*whole_cost)(const Parameter& parameter) = nullptr;
+  /// Whether the size of gradients does not decide that of a step, so that fine-tuning has a
+  /// default rate of its own.
+  bool normalizes_gradients = true;
   /// Every rank makes the same products of matrices and must get the same bits: none may choose
   /// algorithms of its own (gemm_tuning).
   bool repeats_products = false;

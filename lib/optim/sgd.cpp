@@ -64,7 +64,8 @@ OptimizerEntry sgd_entry() {
           .moments =
               [](const OptimizerSettings& settings) {
                 return MomentRoles{.moment1 = settings.momentum != 0.0};
-              }};
+              },
+          .normalizes_gradients = false};
 }
 
 OptimizerSettings stateless_optimizer() {

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "data/text_source.h"
 #include "data/tokenizers/registry.h"
+#include "optim/registry.h"
 #include "optim/schedule.h"
 #include "precision/linear_plan.h"
 #include "train/session.h"
@@ -44,7 +45,8 @@ void note_schedule(Session& session) {
     session.note(SessionFact::long_decay);
   }
   const bool adapts = settings.model.config.lora.is_on() || !settings.model.lora_from.empty();
-  if (!adapts && !settings.model.from.empty() && settings.optimizer.name != "sgd" &&
+  if (!adapts && !settings.model.from.empty() &&
+      optimizer_named(settings.optimizer.name).normalizes_gradients &&
       settings.optimizer.lr >= kRateOfPretraining && schedule.warmup_steps == 0) {
     session.note(SessionFact::high_rate);
   }

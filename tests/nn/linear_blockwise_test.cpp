@@ -185,7 +185,7 @@ void check_layer(const PrecisionPlan& plan, int64_t rows, int passes) {
   for (int pass = 0; pass < passes; ++pass) {
     Linear::Saved saved;
     layer.linear.forward(layer.context(), input, y, saved);
-    CHECK(saved.x.plain.empty() == plan.wgrad.b.is_scaled());
+    CHECK(!saved.x.is_plain() == plan.wgrad.b.is_scaled());
     layer.linear.backward(layer.context(), gradient, dx, saved);
   }
   std::vector<double> dw = product(dy.transposed(), x.transposed(), plan.wgrad, {});
@@ -210,9 +210,9 @@ TEST_CASE("each GEMM of a layer multiplies what its formats make of its operands
 
 /// The values that one GEMM reads of a weight, [rows, columns] as its codes lie.
 Matrix values_of(Layer& layer, const ops::GemmOperand& weight) {
-  const Shape shape = weight.quantized.codes.shape;
+  const Shape shape = weight.tensor.codes.shape;
   const View values = allocate(layer.scratch, DType::bf16, shape);
-  ops::dequantize(layer.device->stream(), weight.quantized, values);
+  ops::dequantize(layer.device->stream(), weight.tensor, values);
   return {shape.rows(), shape.back(), decoded(values)};
 }
 

@@ -218,8 +218,7 @@ TEST_CASE("a pass allocates operands of the GEMMs that it runs") {
   const InputTensor x = pass.values(DType::bf16, {kRows, kWidth}, 1);
   const auto quantized = [&](QuantizedInput::Memory memory) {
     const QuantizedInput::Operands operands = input.operands(context, x, memory);
-    return std::pair{!operands.along_rows.quantized.empty(),
-                     !operands.along_columns.quantized.empty()};
+    return std::pair{!operands.along_rows.is_plain(), !operands.along_columns.is_plain()};
   };
   CHECK(quantized({&pass.scratch, nullptr}) == std::pair{true, false});
   CHECK(pass.saved.mark() == 0);

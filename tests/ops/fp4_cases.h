@@ -75,7 +75,7 @@ struct Fp4Cast {
     }
     return result;
   }
-  ops::GemmOperand operand(bool transposed) { return {{}, transposed, tensor()}; }
+  ops::GemmOperand operand(bool transposed) { return {tensor(), transposed}; }
 
   TensorFormat format;
   int64_t rows, columns;

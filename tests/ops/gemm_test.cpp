@@ -51,8 +51,8 @@ struct Operands {
     return b.get(problem.b_transposed ? j * problem.k + l : l * problem.n + j);
   }
   ops::Gemm call() {
-    return {.a = {a, problem.a_transposed},
-            .b = {b, problem.b_transposed},
+    return {.a = {a.view(), problem.a_transposed},
+            .b = {b.view(), problem.b_transposed},
             .c = c,
             .beta = 0.0F,
             .bias = {}};
@@ -127,8 +127,8 @@ TEST_CASE("gemm of every type and transposition matches double precision", "[gem
             Operands o(p);
             ops::Gemm call = o.call();
             if (scaled) {
-              call.a = {{}, a_transposed, with_tensor_scale(o.a, &scale_a)};
-              call.b = {{}, b_transposed, with_tensor_scale(o.b, &scale_b)};
+              call.a = {with_tensor_scale(o.a, &scale_a), a_transposed};
+              call.b = {with_tensor_scale(o.b, &scale_b), b_transposed};
             }
             if (biased) {
               call.bias = o.bias;
@@ -262,7 +262,7 @@ TEST_CASE("a product has the same bits with a packed operand", "[gemm]") {
           Operands o = as_stored;
           ops::Gemm call = as_stored.call();
           call.bias = as_stored.bias;
-          call.b = {{}, transposed, with_tensor_scale(as_stored.b, &scale)};
+          call.b = {with_tensor_scale(as_stored.b, &scale), transposed};
           ops::gemm(cpu_stream(), call);
           call.c = o.c;
           std::vector<uint8_t> packed = packed_of(call.b);
@@ -320,25 +320,21 @@ TEST_CASE("gemm refuses what does not fit", "[gemm]") {
   refused(call, "shapes do not fit");
   Array deeper(DType::f32, {7, 5});  // K of the operands differs, and nothing else
   call = o.call();
-  call.b.plain = deeper;
+  call.b = deeper.view();
   refused(call, "shapes do not fit");
   call = o.call();
-  call.a.quantized = with_tensor_scale(o.a, nullptr);  // and plain
-  refused(call, "either plain or quantized");
-  call = o.call();
-  call.b.plain = {};
-  refused(call, "either plain or quantized");
+  call.b = {};
+  refused(call, "matrices expected");
   Operands codes({4, 5, 6, DType::e4m3, DType::e4m3, DType::f32, false, false});
   call = codes.call();
-  call.b.quantized = with_tensor_scale(codes.b, nullptr);
-  call.b.plain = {};
-  call.b.quantized.format.dtype = DType::e5m2;
+  call.b.tensor = with_tensor_scale(codes.b, nullptr);
+  call.b.tensor.format.dtype = DType::e5m2;
   refused(call, "codes have the type of their format");
   call = o.call();
   call.c.data = nullptr;
   refused(call, "empty matrix");
   call = o.call();
-  call.a.plain.shape = {0, 6};
+  call.a.tensor.codes.shape = {0, 6};
   call.c.shape = {0, 5};
   refused(call, "empty matrix");
   Array c_codes(DType::e4m3, {4, 5});

@@ -27,8 +27,8 @@ TEST_CASE("meta counts a GEMM as 2 M N K and the bytes of its operands", "[ops]"
   Tensor b = make(device, DType::e4m3, {300, 100});
   Tensor c = make(device, DType::f32, {200, 100});
   ops::Gemm call;
-  call.a = {a, true};
-  call.b = {b};
+  call.a = {a.view(), true};
+  call.b = b.view();
   call.c = c;
   ops::op_table(device.stream()).gemm(device.stream(), call);
   CHECK(device.counters().gemm_flops == 2.0 * 200 * 100 * 300);
@@ -305,7 +305,7 @@ TEST_CASE("meta checks shapes as every device does", "[ops]") {
 TEST_CASE("a padded product is counted with its copies", "[ops]") {
   MetaDevice device(cuda_traits(90));
   const auto operand = [&](const Tensor& codes, bool transposed) {
-    return ops::GemmOperand{{}, transposed, codes.view()};
+    return ops::GemmOperand{codes.view(), transposed};
   };
   const Tensor a = make(device, DType::e4m3, {32, 40});
   const Tensor b = make(device, DType::e4m3, {48, 40});

@@ -63,8 +63,8 @@ TEST_CASE("products of NVFP4 are those of TransformerEngine's reference", "[ops]
     Array c(DType::f32, {m, n});
     ops::gemm(cpu_stream(), {.a = a.operand(false), .b = b.operand(true), .c = c});
     ops::GemmOperand without_scale = a.operand(false);
-    without_scale.quantized.tensor_scale = nullptr;
-    without_scale.quantized.row_scales = nullptr;
+    without_scale.tensor.tensor_scale = nullptr;
+    without_scale.tensor.row_scales = nullptr;
     CHECK_THROWS_AS(
         ops::gemm(cpu_stream(), {.a = without_scale, .b = b.operand(true), .c = c.view()}),
         InternalError);

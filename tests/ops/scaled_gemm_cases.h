@@ -38,11 +38,11 @@ struct ScaledMatrix {
         scale_inv(dtype_of(format.scale_type), {grid.count}),
         scale(DType::f32, {grid.count}) {
     Array x(DType::f32, {rows, k}, values);
-    ops::quantize(cpu_stream(), x, {operand().quantized}, nullptr, nullptr);
+    ops::quantize(cpu_stream(), x, {operand().tensor}, nullptr, nullptr);
   }
 
   ops::GemmOperand operand(bool transposed = false) {
-    return {{}, transposed, with_cast_scales(codes, format, scale_inv, scale.as<float>(), layout)};
+    return {with_cast_scales(codes, format, scale_inv, scale.as<float>(), layout), transposed};
   }
 
   /// What the elements stand for; only for ScaleLayout::row_major.

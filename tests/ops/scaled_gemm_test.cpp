@@ -233,10 +233,10 @@ TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
   call.c.shape = {16, 17};
   refused(call);
   call = o.call();
-  call.a.quantized.scales.shape = {31};
+  call.a.tensor.scales.shape = {31};
   refused(call);
   call = o.call();
-  call.b.quantized.format.block = tensor;
+  call.b.tensor.format.block = tensor;
   refused(call);
   call = o.call();
   call.bias = {o.bias.view().data, DType::f32, {15}};
@@ -248,8 +248,7 @@ TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
   for (const bool first : {true, false}) {
     call = o.call();
     ops::GemmOperand& operand = first ? call.a : call.b;
-    operand.quantized = {};
-    operand.plain = bf16;
+    operand.tensor = bf16.view();
     refused_for(call, "both operands have blocks or neither");
   }
   call = o.call();
@@ -260,8 +259,8 @@ TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
   refused_for(call, "codes of blocks are stored along K");
   Case square(pair(block_1x128, block_1x128), {16, 16, 256});
   call = square.call();
-  Array wide_scales(DType::f64, {call.a.quantized.scales.count()});
-  call.a.quantized.scales = wide_scales;
+  Array wide_scales(DType::f64, {call.a.tensor.scales.count()});
+  call.a.tensor.scales = wide_scales;
   refused_for(call, "scales must be of the type");
 }
 
@@ -367,7 +366,7 @@ TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
   CHECK(reason(90, row_major) == "the scales are not laid out for cuBLASLt");
   Case second_row_major = make(block_1x128, fits);
   ops::Gemm call = second_row_major.call();
-  call.b.quantized.layout = ScaleLayout::row_major;
+  call.b.tensor.layout = ScaleLayout::row_major;
   CHECK(ops::gemm_support(cuda_traits(90), call).reason ==
         "the scales are not laid out for cuBLASLt");
 }

@@ -55,7 +55,8 @@ float sum_of(std::vector<float> products, float sum) {
   }
   Array b(DType::e5m2, {1, k}, std::vector<float>(products.size(), 1.0F));
   Array c(DType::f32, {1, 1});
-  ops::gemm(cpu_stream(), {.a = {a}, .b = {b, true}, .c = c, .emulate_accumulator = true});
+  ops::gemm(cpu_stream(),
+            {.a = a.view(), .b = {b.view(), true}, .c = c, .emulate_accumulator = true});
   return static_cast<float>(c.get(0));
 }
 
@@ -95,7 +96,8 @@ Result product_of(int64_t k, bool emulated) {
   Array a(DType::e4m3, {kRows, k}, random_values(kRows * k, 1));
   Array b(DType::e4m3, {kColumns, k}, random_values(kColumns * k, 2));
   Array c(DType::f32, {kRows, kColumns});
-  ops::gemm(cpu_stream(), {.a = {a}, .b = {b, true}, .c = c, .emulate_accumulator = emulated});
+  ops::gemm(cpu_stream(),
+            {.a = a.view(), .b = {b.view(), true}, .c = c, .emulate_accumulator = emulated});
   Result result = {0.0, true};
   double squares = 0;
   for (int64_t i = 0; i < kRows; ++i) {
@@ -144,8 +146,8 @@ Array fp8_product(std::pair<DType, DType> types, DType c_type, bool emulated, De
   Array c = gemm_result(c_type);
   Array bias = gemm_bias();
   const bool adds = c_type == DType::f32;
-  ops::gemm(cpu_stream(), {.a = {{}, false, with_tensor_scale(a, &of_a)},
-                           .b = {{}, true, with_tensor_scale(b, &of_b)},
+  ops::gemm(cpu_stream(), {.a = with_tensor_scale(a, &of_a),
+                           .b = {with_tensor_scale(b, &of_b), true},
                            .c = c,
                            .beta = adds ? 1.0F : 0.0F,
                            .bias = adds ? ConstView{} : ConstView(bias),

@@ -77,9 +77,9 @@ TEST_CASE("a tail of K that is left out, a wrong scale and a wrong row are beyon
     const double bound = ExactProduct::bound(c);
     Codes codes({64, 64, 8176}, DType::e4m3, c);
     ops::Gemm call = codes.call();
-    std::swap(call.a.quantized.tensor_scale, call.b.quantized.tensor_scale);
+    std::swap(call.a.tensor.tensor_scale, call.b.tensor.tensor_scale);
     CHECK(codes.error(call) == 0);  // both multiply the sum
-    call.a.quantized.tensor_scale = call.b.quantized.tensor_scale;
+    call.a.tensor.tensor_scale = call.b.tensor.tensor_scale;
     CHECK(codes.error(call) > 0.5);
     call = codes.call();
     call.emulate_accumulator = true;

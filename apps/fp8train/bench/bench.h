@@ -50,7 +50,7 @@ struct BlockwiseCodes {
   BlockwiseCodes(Device& device, const TensorFormat& format, int64_t rows, int64_t columns);
   Encoded encoded() const;
   void cast(const Stream& stream, const ConstView& x) const;
-  ops::GemmOperand operand(bool transposed) const { return {{}, transposed, encoded()}; }
+  ops::GemmOperand operand(bool transposed) const { return {encoded(), transposed}; }
 
   TensorFormat format;
   ScaleLayout layout;
@@ -64,7 +64,7 @@ struct TensorCodes {
   /// read of x that finds it.
   void cast(const Stream& stream, const ConstView& x, bool current) const;
   QuantizedTensor tensor() const;
-  ops::GemmOperand operand(bool transposed) const { return {{}, transposed, tensor().rowwise}; }
+  ops::GemmOperand operand(bool transposed) const { return {tensor().rowwise, transposed}; }
 
   Tensor codes, columnwise_codes;
   Tensor state;  // scale, its reciprocal, amax

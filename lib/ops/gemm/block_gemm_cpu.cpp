@@ -28,14 +28,14 @@ constexpr int64_t kFinishElements = 16384;  // of a product that one thread fini
 GemmOperand as_values(ConstView values, bool transposed, const float* scale) {
   Encoded tensor({const_cast<void*>(values.data), values.dtype, values.shape}, plain(values.dtype));
   tensor.tensor_scale = const_cast<float*>(scale);
-  return {{}, transposed, tensor};
+  return {tensor, transposed};
 }
 
 /// The part of an operand that gemm takes, without the scales of its rows: codes, those of int8 in
 /// another type, which is exact, or those of blocks with their scales.
 ConstView values_of_rows(Stream stream, const GemmOperand& operand, GemmMemory& memory) {
   const ConstView codes = operand.matrix();
-  if (operand.quantized.format.block != per::row) {
+  if (operand.tensor.format.block != per::row) {
     return values_under(stream, operand, memory);
   }
   if (codes.dtype != DType::i8) {
@@ -51,7 +51,7 @@ template <typename ValuesOf>
 void set_values_of_b(Gemm& product, const GemmOperand& b, const float* scale,
                      const ValuesOf& values_of) {
   const ConstView codes = b.matrix();
-  const bool are_values = is_fp8(codes.dtype) && b.quantized.format.block == per::row;
+  const bool are_values = is_fp8(codes.dtype) && b.tensor.format.block == per::row;
   const DType type = are_values ? codes.dtype : multiplied_type(b);
   product.b = as_values({codes.data, type, codes.shape}, true, scale);
   product.b.packed = b.packed;
@@ -79,8 +79,8 @@ void multiply_rows(Stream stream, const Gemm& call, GemmMemory& memory) {
   const int64_t n = call.c.shape[1];
   const ProductEpilogue all = epilogue_of(call, 1.0F);
   auto* product = static_cast<float*>(memory.take(static_cast<size_t>(m * n) * sizeof(float)));
-  const float* const row_scales = scales_of_rows(call.a.quantized, memory);
-  const float* const column_scales = scales_of_rows(call.b.quantized, memory);
+  const float* const row_scales = scales_of_rows(call.a.tensor, memory);
+  const float* const column_scales = scales_of_rows(call.b.tensor, memory);
   Gemm values = {.a = {values_of_rows(stream, call.a, memory)},
                  .c = {product, DType::f32, {m, n}},
                  .emulate_accumulator = call.emulate_accumulator};
@@ -115,11 +115,11 @@ void multiply_rows(Stream stream, const Gemm& call, GemmMemory& memory) {
 /// exact in bf16, and a plain product times the scales of the tensors.
 void multiply_scaled(Stream stream, const Gemm& call, GemmMemory& memory) {
   Gemm values = {
-      .a = as_values(values_under(stream, call.a, memory), false, call.a.quantized.tensor_scale),
+      .a = as_values(values_under(stream, call.a, memory), false, call.a.tensor.tensor_scale),
       .c = call.c,
       .beta = call.beta,
       .bias = call.bias};
-  set_values_of_b(values, call.b, call.b.quantized.tensor_scale,
+  set_values_of_b(values, call.b, call.b.tensor.tensor_scale,
                   [&] { return values_under(stream, call.b, memory); });
   multiply(stream, values, memory);
 }
@@ -161,8 +161,8 @@ void multiply_partials(const Gemm& call, GemmMemory& memory) {
   if (memory.counts()) {
     return;
   }
-  const BlockScales a_scales = block_scales(call.a.quantized);
-  const BlockScales b_scales = block_scales(call.b.quantized);
+  const BlockScales a_scales = block_scales(call.a.tensor);
+  const BlockScales b_scales = block_scales(call.b.tensor);
   check(a_scales.grid.width == kBlockDepth && b_scales.grid.width == kBlockDepth,
         "gemm: fp32 scales on the cpu are of blocks of 128");
   const ProductEpilogue all = epilogue_of(call, 1.0F);
@@ -191,7 +191,7 @@ void multiply_partials(const Gemm& call, GemmMemory& memory) {
 
 View values_under(Stream stream, const GemmOperand& operand, GemmMemory& memory) {
   const DType type = multiplied_type(operand);
-  Encoded tensor = without_tensor_scale(operand.quantized);
+  Encoded tensor = without_tensor_scale(operand.tensor);
   tensor.row_scales = nullptr;
   const Shape& shape = tensor.codes.shape;
   const View values = {memory.take(static_cast<size_t>(shape.count()) * size_of(type)), type,
@@ -203,8 +203,8 @@ View values_under(Stream stream, const GemmOperand& operand, GemmMemory& memory)
 }
 
 void multiply_blocks(Stream stream, const Gemm& call, GemmMemory& memory) {
-  const TensorFormat& a = call.a.quantized.format;
-  const TensorFormat& b = call.b.quantized.format;
+  const TensorFormat& a = call.a.tensor.format;
+  const TensorFormat& b = call.b.tensor.format;
   check((a.block == per::row) == (b.block == per::row), "gemm: row scales go with row scales");
   if (a.block == per::row || a.row_scaled || b.row_scaled) {
     return multiply_rows(stream, call, memory);

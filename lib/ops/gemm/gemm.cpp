@@ -19,7 +19,7 @@ bool can_multiply(DType a, DType b) {
 
 /// Codes with a scale for each block.
 void check_blocks(const GemmOperand& operand) {
-  const Encoded& tensor = operand.quantized;
+  const Encoded& tensor = operand.tensor;
   check_blockwise(tensor, tensor.codes.shape);
   const bool by_row = tensor.format.row_scaled;
   check((tensor.tensor_scale != nullptr) == (tensor.format.is_two_level() && !by_row) &&
@@ -38,16 +38,13 @@ void check_operands(const Gemm& call) {
   check_blocks(call.b);
   check(!call.a.transposed && call.b.transposed, "gemm: codes of blocks are stored along K");
   static const DeviceTraits cpu;
-  check(gemm_support(cpu, {call.a.quantized.format, call.b.quantized.format}).native,
+  check(gemm_support(cpu, {call.a.tensor.format, call.b.tensor.format}).native,
         "gemm: no product reads these formats");
 }
 
 void check_gemm(const Gemm& call) {
-  check(call.a.plain.empty() != call.a.quantized.empty() &&
-            call.b.plain.empty() != call.b.quantized.empty(),
-        "gemm: each operand is either plain or quantized");
   for (const GemmOperand* operand : {&call.a, &call.b}) {
-    check(operand->quantized.empty() || operand->quantized.format.dtype == operand->matrix().dtype,
+    check(operand->tensor.format.dtype == operand->matrix().dtype,
           "gemm: codes have the type of their format");
   }
   const ConstView a = call.a.matrix();
@@ -76,8 +73,7 @@ void gemm(Stream stream, const Gemm& call) {
 }
 
 void pack_operand(Stream stream, const GemmOperand& b, View packed) {
-  check(b.plain.empty() != b.quantized.empty() && b.matrix().shape.rank() == 2 &&
-            packed.dtype == DType::u8,
+  check(!b.tensor.empty() && b.matrix().shape.rank() == 2 && packed.dtype == DType::u8,
         "pack_operand: a matrix and bytes expected");
   dispatch<&OpTable::pack_operand>(stream, b, packed);
 }

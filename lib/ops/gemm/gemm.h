@@ -25,6 +25,7 @@
 // cores take K in multiples only, scaled operands are copied there with zeros behind them.
 
 #include <string>
+#include <utility>
 
 #include "device/device.h"
 #include "tensor/encoded.h"
@@ -32,21 +33,31 @@
 
 namespace fp8train::ops {
 
-/// Plain or quantized: the other member is empty.
+/// Values, or one orientation of codes: rank 2, only read.
 struct GemmOperand {
-  ConstView plain;          ///< as stored, rank 2; codes are read without a scale
+  Encoded tensor;           ///< a null tensor_scale means 1
   bool transposed = false;  ///< use the transpose of what is stored
-  Encoded quantized;        ///< one orientation, rank 2; a null tensor_scale means 1
   /// Of b alone: what pack_operand() has made of this operand, which a product reads instead of it.
   /// Empty: not packed.
   ConstView packed;
 
+  GemmOperand() = default;
+  // NOLINTBEGIN(google-explicit-constructor): as a product's arguments are written
+  GemmOperand(Encoded encoded, bool is_transposed = false)
+      : tensor(std::move(encoded)), transposed(is_transposed) {}
+  GemmOperand(const View& values, bool is_transposed = false)
+      : GemmOperand(Encoded(values), is_transposed) {}
+  GemmOperand(const ConstView& values, bool is_transposed = false)
+      : GemmOperand(View{const_cast<void*>(values.data), values.dtype, values.shape},
+                    is_transposed) {}
+  // NOLINTEND(google-explicit-constructor)
+
   /// Values or codes as stored.
-  ConstView matrix() const { return quantized.empty() ? plain : quantized.codes; }
+  ConstView matrix() const { return tensor.codes; }
+  /// Whether these are values, or codes that are read without a scale.
+  bool is_plain() const { return !tensor.format.is_scaled(); }
   /// Whether codes have a scale for each block, and not one for the tensor.
-  bool has_blocks() const {
-    return quantized.format.is_scaled() && quantized.format.block != per::tensor;
-  }
+  bool has_blocks() const { return !is_plain() && tensor.format.block != per::tensor; }
 };
 
 /// The tensor as dequantize() reads it without the scale of the tensor above those of blocks, which

@@ -126,8 +126,8 @@ ProductKey key_of(const Gemm& call, DType type) {
           .b_transposed = call.b.transposed,
           .bf16_result = direct && call.c.dtype == DType::bf16,
           .add = direct && call.beta != 0.0F,
-          .scaled = direct && (call.a.quantized.tensor_scale != nullptr ||
-                               call.b.quantized.tensor_scale != nullptr),
+          .scaled = direct && (call.a.tensor.tensor_scale != nullptr ||
+                               call.b.tensor.tensor_scale != nullptr),
           .biased = direct && !call.bias.empty(),
           .packed = !call.b.packed.empty(),
           .threads = max_threads()};

@@ -9,7 +9,19 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-constexpr uintptr_t kBiasAlignment = 16;
+constexpr uintptr_t kAlignment = 16;
+
+/// The operand with the scales that the library reads: of blocks, or of the tensor.
+ProductOperand operand_of(const GemmOperand& from) {
+  const Encoded& part = from.tensor;
+  if (!from.has_blocks()) {
+    return {part.codes, from.transposed, per::tensor, part.tensor_scale};
+  }
+  check(reinterpret_cast<uintptr_t>(part.codes.data) % kAlignment == 0 &&
+            reinterpret_cast<uintptr_t>(part.scales.data) % kAlignment == 0,
+        "gemm: on cuda codes and scales of blocks start at multiples of 16 bytes");
+  return {part.codes, from.transposed, part.format.block.as_stored(), part.scales.data};
+}
 
 /// Throws DeviceError where the library has no such product and none of its values either.
 void check_product(const GemmSupport& support, const Gemm& call) {
@@ -25,7 +37,7 @@ void check_product(const GemmSupport& support, const Gemm& call) {
 ConstView bias_for_library(Stream stream, const Product& product, const ConstView& bias) {
   const DType type = product.c.dtype;
   if (type == DType::f32) {
-    const bool aligned = reinterpret_cast<uintptr_t>(bias.data) % kBiasAlignment == 0;
+    const bool aligned = reinterpret_cast<uintptr_t>(bias.data) % kAlignment == 0;
     return aligned && !is_code_type(product.a.matrix.dtype) ? bias : ConstView{};
   }
   const View rounded = {cuda_context(stream).workspace, type, bias.shape};
@@ -39,30 +51,27 @@ ConstView bias_for_library(Stream stream, const Product& product, const ConstVie
 }  // namespace
 
 void gemm(Stream stream, const Gemm& call) {
-  if (call.a.has_blocks()) {
-    return multiply_blocks(stream, call);
-  }
-  const bool is_quantized = is_fp8(call.a.matrix().dtype);
-  check(is_quantized || (call.a.quantized.empty() && call.b.quantized.empty()),
-        "gemm: on cuda only FP8 operands have scales");
+  const bool has_blocks = call.a.has_blocks();
+  const bool are_codes = is_fp8(call.a.matrix().dtype) && is_fp8(call.b.matrix().dtype);
   GemmSupport support = {.native = true, .fast_accumulate = call.fast_accumulate};
-  if (is_quantized && is_fp8(call.b.matrix().dtype)) {
+  if (has_blocks || are_codes) {
     support = gemm_support(*cuda_context(stream).traits, call);
     check_product(support, call);
-    if (!support.native) {
-      return multiply_dequantized(stream, call);
-    }
   }
-  const auto operand = [](const GemmOperand& from) {
-    return ProductOperand{from.matrix(), from.transposed, per::tensor, from.quantized.tensor_scale};
-  };
+  check(has_blocks || is_fp8(call.a.matrix().dtype) ||
+            (call.a.tensor.tensor_scale == nullptr && call.b.tensor.tensor_scale == nullptr),
+        "gemm: on cuda only FP8 operands have scales");
+  if (!support.native) {
+    return multiply_dequantized(stream, call);
+  }
   const Gemm padded = with_padding(stream, call, support);
   if (!multiply(stream,
-                {.a = operand(padded.a),
-                 .b = operand(padded.b),
+                {.a = operand_of(padded.a),
+                 .b = operand_of(padded.b),
                  .c = call.c,
                  .beta = call.beta,
-                 .fast_accumulate = support.fast_accumulate},
+                 .fast_accumulate = support.fast_accumulate,
+                 .factors = has_blocks ? find_factors(stream, call) : nullptr},
                 call.bias)) {
     multiply_dequantized(stream, after_padding(call, support));
   }
@@ -77,12 +86,8 @@ bool multiply(Stream stream, Product product, const ConstView& bias) {
     }
     product.bias = {};
   }
-  if (is_code_type(product.a.matrix.dtype)) {
-    if (!plans.run_codes(product)) {
-      return false;
-    }
-  } else {
-    plans.run(product);
+  if (!plans.run(product)) {
+    return false;
   }
   if (!bias.empty()) {
     op_table(stream).add_bias(stream, product.c, bias);

@@ -16,7 +16,7 @@ Arithmetic arithmetic_of(const Gemm& call, bool dequantized) {
     static const DeviceTraits cpu;
     const bool promoted =
         call.a.has_blocks() &&
-        !gemm_support(cpu, {call.a.quantized.format, call.b.quantized.format, call.c.dtype, true})
+        !gemm_support(cpu, {call.a.tensor.format, call.b.tensor.format, call.c.dtype, true})
              .fast_accumulate;
     return call.fast_accumulate && !promoted ? Arithmetic::fp8_fast : Arithmetic::fp8;
   }
@@ -37,7 +37,7 @@ OpProduct product_of(const Gemm& call, bool dequantized, bool fast) {
   if (call.a.has_blocks() && call.b.has_blocks() && !dequantized) {
     const auto pairs = block_pairs();
     const auto found = std::ranges::find_if(pairs, [&](const BlockPair& pair) {
-      return pair.a == call.a.quantized.format.block && pair.b == call.b.quantized.format.block;
+      return pair.a == call.a.tensor.format.block && pair.b == call.b.tensor.format.block;
     });
     product.type.scales = found == pairs.end() ? ScalePair::tensor : found->scales;
   }
@@ -83,7 +83,7 @@ void gemm(Stream stream, const Gemm& call) {
   work.product = product_of(call, dequantized, work.arithmetic == Arithmetic::fp8_fast);
   for (const GemmOperand* operand : {&call.a, &call.b}) {
     work.bytes += bytes_of(operand->matrix());
-    work.bytes += operand->has_blocks() ? bytes_of(operand->quantized.scales) : 0.0;
+    work.bytes += operand->has_blocks() ? bytes_of(operand->tensor.scales) : 0.0;
     work.bytes += dequantized ? 2 * 2 * static_cast<double>(operand->matrix().count()) : 0.0;
     work.bytes += padded_k != 0 ? 2 * bytes_of(operand->matrix()) : 0.0;
   }

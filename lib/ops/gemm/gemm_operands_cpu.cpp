@@ -123,8 +123,8 @@ const void* prepare_operand(const GemmOperand& operand, DType type, bool row_maj
 }
 
 float scale_of(const Gemm& call) {
-  const float* a = call.a.quantized.tensor_scale;
-  const float* b = call.b.quantized.tensor_scale;
+  const float* a = call.a.tensor.tensor_scale;
+  const float* b = call.b.tensor.tensor_scale;
   return (a == nullptr ? 1.0F : *a) * (b == nullptr ? 1.0F : *b);
 }
 

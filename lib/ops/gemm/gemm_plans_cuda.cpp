@@ -79,25 +79,22 @@ GemmPlans::~GemmPlans() {
   cublaslt().destroy(handle_);
 }
 
-void GemmPlans::run(const Product& call) {
-  const PlanKey key = key_of(call);
-  std::unique_ptr<Plan>& plan = plans_[key];
-  if (plan == nullptr) {
-    plan = make_plan(call, key);
-  }
-  check_status(plan->run(handle_, *context_, call), "cublasLtMatmul");
-}
-
-bool GemmPlans::run_codes(const Product& call) {
-  const PlanKey question = question_of(call);
-  const auto answer = answers_.find(question);
+bool GemmPlans::run(const Product& call) {
+  const bool are_codes = is_code_type(call.a.matrix.dtype);
+  const PlanKey question = are_codes ? question_of(call) : PlanKey{};
+  const auto answer = are_codes ? answers_.find(question) : answers_.end();
   if (answer != answers_.end() && !answer->second) {
     return false;
   }
   try {
-    run(call);
+    const PlanKey key = key_of(call);
+    std::unique_ptr<Plan>& plan = plans_[key];
+    if (plan == nullptr) {
+      plan = make_plan(call, key);
+    }
+    check_status(plan->run(handle_, *context_, call), "cublasLtMatmul");
   } catch (const CublasError& error) {
-    if (!error.is_refusal()) {
+    if (!are_codes || !error.is_refusal()) {
       throw;
     }
     cudaGetLastError();  // the library may leave an error of its own

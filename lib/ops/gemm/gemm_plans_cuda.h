@@ -87,13 +87,11 @@ class GemmPlans final : public CudaExtension, public Fp8Library {
   explicit GemmPlans(const CudaContext& context);
   ~GemmPlans() override;
 
-  /// Throws InternalError for FP8 operands that no tensor core takes, CublasError where the library
-  /// has no such product or fails.
-  void run(const Product& call);
-
-  /// Runs a product of codes. Returns false, with nothing computed, if the library refuses it now,
-  /// after its heuristic had not, or has done so before: takes() says no from then on.
-  bool run_codes(const Product& call);
+  /// Returns false, with nothing computed, if the library refuses a product of codes now, after its
+  /// heuristic had not, or has done so before: takes() says no from then on. Throws InternalError
+  /// for FP8 operands that no tensor core takes, CublasError where the library fails or has no such
+  /// product of values.
+  bool run(const Product& call);
 
   /// Runs a product with a bias. Returns false, with nothing computed, if the library does not add
   /// the bias, which is found out once for each kind of product.
@@ -126,8 +124,9 @@ class GemmPlans final : public CudaExtension, public Fp8Library {
 /// Returns the plans of the device; the first call makes them.
 GemmPlans& gemm_plans(CudaContext& context);
 
-/// gemm() of operands that have a scale for each block.
-void multiply_blocks(Stream stream, const Gemm& call);
+/// Returns Product::factors: the scales of both tensors, multiplied, and beta; null where there are
+/// none.
+const float* find_factors(Stream stream, const Gemm& call);
 
 /// gemm() from operands that are decoded to 16 bits, without their tensors' scales, which come on
 /// top of the sum: in `call.scratch`, or in memory of GemmPlans where that is empty.

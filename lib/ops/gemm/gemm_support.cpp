@@ -196,7 +196,7 @@ GemmSupport support_of(const DeviceTraits& traits, const GemmFormats& formats,
 GemmFormats formats_of(const Gemm& call) {
   const auto format = [](const GemmOperand& operand) {
     if (operand.has_blocks()) {
-      return operand.quantized.format;
+      return operand.tensor.format;
     }
     TensorFormat by_tensor = plain(operand.matrix().dtype);
     by_tensor.policy = is_code_type(by_tensor.dtype) ? ScalePolicy::current : ScalePolicy::none;
@@ -259,8 +259,8 @@ GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call) {
   const GemmSupport support =
       gemm_support(traits, formats_of(call), {call.c.shape[0], call.c.shape[1], call.depth()});
   const auto fits = [](const GemmOperand& operand) {
-    return !operand.has_blocks() || operand.quantized.format.block == per::row ||
-           operand.quantized.layout == ScaleLayout::cublaslt;
+    return !operand.has_blocks() || operand.tensor.format.block == per::row ||
+           operand.tensor.layout == ScaleLayout::cublaslt;
   };
   if (support.native && traits.fp8_gemm_by_library && (!fits(call.a) || !fits(call.b))) {
     return {.dequantized = true, .reason = "the scales are not laid out for cuBLASLt"};

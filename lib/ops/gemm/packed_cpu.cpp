@@ -22,12 +22,12 @@ using dnnl::memory;
 
 /// Whether values are made of codes before they are packed.
 bool has_values_under(const GemmOperand& b) {
-  return b.has_blocks() && b.quantized.format.block != per::row;
+  return b.has_blocks() && b.tensor.format.block != per::row;
 }
 
 /// Whether products of such codes are of whole matrices, and not of blocks of K.
 bool is_whole(const GemmOperand& b) {
-  const TensorFormat& format = b.quantized.format;
+  const TensorFormat& format = b.tensor.format;
   return !has_values_under(b) || format.row_scaled || facts_of(format.scale_type).exact_in_bf16;
 }
 

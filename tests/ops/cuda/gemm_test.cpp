@@ -31,7 +31,7 @@ Array run_case(Side& side, const Case& problem, float beta) {
                                                 : Shape{kGemmK, is_second ? kGemmN : kGemmM};
     const View matrix = side.put(gemm_operand(is_second ? problem.b : problem.a, shape, is_second));
     float* const scale_inv = side.put_value(is_second ? kScaleOfB : kScaleOfA);
-    return scaled ? ops::GemmOperand{{}, transposed, with_tensor_scale(matrix, scale_inv)}
+    return scaled ? ops::GemmOperand{with_tensor_scale(matrix, scale_inv), transposed}
                   : ops::GemmOperand{matrix, transposed};
   };
   const View c = side.put(gemm_result(problem.c));

@@ -95,7 +95,7 @@ struct Nvfp4Cast {
     return bits;
   }
 
-  ops::GemmOperand operand(bool transposed) const { return {{}, transposed, part()}; }
+  ops::GemmOperand operand(bool transposed) const { return {part(), transposed}; }
 
   bool is_columnwise;
   QuantizedTensor out;

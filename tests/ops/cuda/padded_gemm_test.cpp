@@ -75,8 +75,8 @@ TEST_CASE("a product with one scale for each tensor is padded too", "[cuda][scal
     const auto codes = [&](int64_t rows, uint32_t seed) {
       return at.put(Array(DType::e4m3, {rows, 40}, random_values(rows * 40, seed)));
     };
-    ops::Gemm call = {.a = {{}, false, with_tensor_scale(codes(32, 1), at.put_value(2.0F))},
-                      .b = {{}, true, with_tensor_scale(codes(48, 2), at.put_value(0.5F))},
+    ops::Gemm call = {.a = with_tensor_scale(codes(32, 1), at.put_value(2.0F)),
+                      .b = {with_tensor_scale(codes(48, 2), at.put_value(0.5F)), true},
                       .c = at.put(Array(DType::f32, {32, 48}, random_values(32 * 48, 5))),
                       .beta = 1.0F};
     const size_t bytes = ops::gemm_scratch_bytes(at.device().traits(), call);

@@ -94,8 +94,8 @@ TEST_CASE("a library that wants multiples of 16 columns gets them for one scale 
     Array a(DType::e4m3, {32, 64}, random_values(32 * 64, 1));
     Array b(DType::e5m2, {n, 64}, random_values(n * 64, 2));
     const auto run = [&](Side& at) {
-      ops::Gemm call = {.a = {{}, false, with_tensor_scale(at.put(a), at.put_value(kScaleOfA))},
-                        .b = {{}, true, with_tensor_scale(at.put(b), at.put_value(kScaleOfB))},
+      ops::Gemm call = {.a = with_tensor_scale(at.put(a), at.put_value(kScaleOfA)),
+                        .b = {with_tensor_scale(at.put(b), at.put_value(kScaleOfB)), true},
                         .c = at.put(Array(DType::f32, {32, n}, random_values(32 * n, 5))),
                         .beta = 1.0F};
       const size_t bytes = ops::gemm_scratch_bytes(at.device().traits(), call);

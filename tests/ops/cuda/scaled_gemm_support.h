@@ -42,8 +42,8 @@ struct ScaledProduct {
   ops::Gemm on(Side& side) {
     ops::Gemm result = call();
     for (const auto& [operand, matrix] : {std::pair{&result.a, &a}, {&result.b, &b}}) {
-      operand->quantized = {side.put(matrix->codes), matrix->format, side.put(matrix->scale_inv),
-                            matrix->layout};
+      operand->tensor = {side.put(matrix->codes), matrix->format, side.put(matrix->scale_inv),
+                         matrix->layout};
     }
     result.c = side.put(c);
     result.bias = side.put(bias);
@@ -64,7 +64,7 @@ struct ScaledProduct {
     const DType type = c.dtype() == DType::f16 ? DType::f16 : DType::bf16;
     const auto dequantized = [&](const ops::GemmOperand& operand) {
       const View values = side.space(type, operand.matrix().shape);
-      ops::dequantize(side.stream(), operand.quantized, values);
+      ops::dequantize(side.stream(), operand.tensor, values);
       return values;
     };
     ops::gemm(side.stream(), {.a = {dequantized(call.a)},

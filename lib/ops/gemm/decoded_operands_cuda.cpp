@@ -1,5 +1,5 @@
-// Products of operands with a scale for each block: cuBLASLt's block and vector scale modes, or
-// bf16 products of dequantized operands where gemm_support says so.
+// Operands as cuBLASLt takes them where it does not take them as they are: decoded to 16 bits, or
+// with zeros behind their K.
 
 #include "base/error.h"
 #include "ops/dispatch/cuda_operations.h"
@@ -29,10 +29,33 @@ struct Factors {
   float* data;
 };
 
-/// The scales of both tensors, multiplied, and beta; null where there are none.
+/// The scratch of the call, or memory of the device where it has none.
+View scratch_for(Stream stream, const Gemm& call, size_t bytes) {
+  const View scratch = call.scratch.empty()
+                           ? gemm_plans(cuda_context(stream)).unplanned_scratch(bytes)
+                           : call.scratch;
+  check(scratch.bytes() >= bytes && is_aligned(scratch.data, kScratchAlignment),
+        "gemm: scratch of gemm_scratch_bytes, 256-byte aligned, expected");
+  return scratch;
+}
+
+/// The operand without its tensor's scale, in y.
+void decode(Stream stream, const GemmOperand& operand, const View& y) {
+  if (operand.has_blocks()) {
+    return ops::dequantize(stream, without_tensor_scale(operand.tensor), y);
+  }
+  const View one = Factors(stream).one();
+  op_table(stream).fill(stream, one, 1.0F);
+  Encoded tensor = operand.tensor.codes;
+  tensor.tensor_scale = one.as<float>();
+  ops::dequantize(stream, tensor, y);
+}
+
+}  // namespace
+
 const float* find_factors(Stream stream, const Gemm& call) {
-  const float* const of_a = call.a.quantized.tensor_scale;
-  const float* const of_b = call.b.quantized.tensor_scale;
+  const float* const of_a = call.a.tensor.tensor_scale;
+  const float* const of_b = call.b.tensor.tensor_scale;
   if (of_a == nullptr && of_b == nullptr) {
     return nullptr;
   }
@@ -49,50 +72,6 @@ const float* find_factors(Stream stream, const Gemm& call) {
   table.fill(stream, factors.beta(), call.beta);
   return factors.data;
 }
-
-/// Returns false, with nothing computed, if the library refuses the product.
-bool multiply_natively(Stream stream, const Gemm& call, bool fast_accumulate) {
-  const auto operand = [](const GemmOperand& from) {
-    const Encoded& part = from.quantized;
-    check(is_aligned(part.codes.data, 16) && is_aligned(part.scales.data, 16),
-          "gemm: on cuda codes and scales of blocks start at multiples of 16 bytes");
-    return ProductOperand{part.codes, from.transposed, part.format.block.as_stored(),
-                          part.scales.data};
-  };
-  return multiply(stream,
-                  {.a = operand(call.a),
-                   .b = operand(call.b),
-                   .c = call.c,
-                   .beta = call.beta,
-                   .fast_accumulate = fast_accumulate,
-                   .factors = find_factors(stream, call)},
-                  call.bias);
-}
-
-/// The scratch of the call, or memory of the device where it has none.
-View scratch_for(Stream stream, const Gemm& call, size_t bytes) {
-  const View scratch = call.scratch.empty()
-                           ? gemm_plans(cuda_context(stream)).unplanned_scratch(bytes)
-                           : call.scratch;
-  check(scratch.bytes() >= bytes && is_aligned(scratch.data, kScratchAlignment),
-        "gemm: scratch of gemm_scratch_bytes, 256-byte aligned, expected");
-  return scratch;
-}
-
-/// The operand without its tensor's scale, in y.
-void decode(Stream stream, const GemmOperand& operand, const View& y) {
-  if (operand.has_blocks()) {
-    return ops::dequantize(stream, without_tensor_scale(operand.quantized), y);
-  }
-  const View one = Factors(stream).one();
-  op_table(stream).fill(stream, one, 1.0F);
-  const ConstView codes = operand.matrix();
-  Encoded tensor = View{const_cast<void*>(codes.data), codes.dtype, codes.shape};
-  tensor.tensor_scale = one.as<float>();
-  ops::dequantize(stream, tensor, y);
-}
-
-}  // namespace
 
 void multiply_dequantized(Stream stream, const Gemm& call) {
   const size_t bytes = dequantized_scratch_bytes(call);
@@ -128,11 +107,7 @@ Gemm with_padding(Stream stream, const Gemm& call, const GemmSupport& support) {
   Gemm padded = call;
   for (const auto& [operand, codes] : {std::pair{&padded.a, a}, {&padded.b, b}}) {
     pad_codes(stream, operand->matrix(), codes);
-    if (operand->quantized.empty()) {
-      operand->plain = codes;
-    } else {
-      operand->quantized.codes = codes;
-    }
+    operand->tensor.codes = codes;
   }
   return padded;
 }
@@ -142,16 +117,6 @@ Gemm after_padding(Gemm call, const GemmSupport& support) {
     call.scratch = {};
   }
   return call;
-}
-
-void multiply_blocks(Stream stream, const Gemm& call) {
-  const GemmSupport support = gemm_support(*cuda_context(stream).traits, call);
-  if (!support.native) {
-    return multiply_dequantized(stream, call);
-  }
-  if (!multiply_natively(stream, with_padding(stream, call, support), support.fast_accumulate)) {
-    multiply_dequantized(stream, after_padding(call, support));
-  }
 }
 
 }  // namespace fp8train::ops::cuda
