@@ -21,6 +21,7 @@
 #include "ops/gemm/gemm.h"
 #include "optim/registry.h"
 #include "precision/linear_plan.h"
+#include "train/inference/generator.h"
 #include "train/probed_products.h"
 
 namespace fp8train {
@@ -360,6 +361,10 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
   note_nothing_scaled(session);
   if (settings.sample.interval > 0) {
     check_prompts(settings.sample, *session.tokenizer, session.engine.model);
+    const int64_t capacity =
+        longest_prompt(settings.sample, *session.tokenizer) + settings.sample.max_new_tokens;
+    session.engine.samples = [capacity, texts = std::ssize(settings.sample.prompts)](
+                                 Engine& engine) { return make_sampler(engine, capacity, texts); };
   }
   if (open_data) {
     open_corpora_of(session);

@@ -116,8 +116,10 @@ void read(Engine& engine, Device& device, Trained& trained) {
     }
   }
   for (const SlotReport& report : engine.model().scaling().report()) {
-    trained.scales[fmt::format("{}.{}@{}", report.slot->layer, report.slot->role, part)] =
-        report.scale;
+    if (report.slot->scale != nullptr) {
+      trained.scales[fmt::format("{}.{}@{}", report.slot->layer, report.slot->role, part)] =
+          report.scale;
+    }
   }
 }
 
