@@ -1,7 +1,6 @@
 // fp8train doctor: is this machine ready for a run, and what is to be done about it.
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
@@ -13,8 +12,6 @@
 #include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <utility>
-#include <vector>
 
 #include "base/machine.h"
 #include "base/quantities.h"
@@ -29,6 +26,7 @@
 #include "json_text.h"
 #include "numeric/cpu_isa.h"
 #include "output_path.h"
+#include "variables.h"
 
 namespace fp8train {
 namespace {
@@ -62,31 +60,6 @@ Finding processor(const Machine& machine) {
         "this a virtual machine that hides it?";
   }
   return finding;
-}
-
-/// Says which variables of this program have a value that it refuses.
-Finding variables() {
-  const std::pair<const char*, std::vector<std::string>> choices[] = {
-      {"FP8TRAIN_CPU_GEMM", {"fp32", "bf16"}},
-      {"FP8TRAIN_CPU_PACK", {"0", "1"}},
-      {"FP8TRAIN_CUDA_ATTENTION", {"own", "cudnn"}},
-      {"FP8TRAIN_GEMM_PROBE", {"", "always"}}};
-  std::vector<std::string> set;
-  std::vector<std::string> wrong;
-  for (const auto& [name, values] : choices) {
-    if (const char* const value = std::getenv(name); value != nullptr) {
-      set.push_back(fmt::format("{}={}", name, value));
-      if (std::ranges::find(values, value) == values.end()) {
-        wrong.push_back(fmt::format("{} to {}", name, fmt::join(values, " or ")));
-      }
-    }
-  }
-  return {"variables",
-          set.empty() ? "none of FP8TRAIN_* is set" : fmt::format("{}", fmt::join(set, ", ")),
-          wrong.empty()
-              ? ""
-              : fmt::format("set {}, or unset it: a run ends at once", fmt::join(wrong, ", ")),
-          Health::problem};
 }
 
 Finding cores(const Machine& machine) {
@@ -348,7 +321,7 @@ std::vector<Finding> examine_machine(const fs::path& folder) {
   std::vector<Finding> findings = {
       {"system", fmt::format("{}, {}", machine.host, machine.system), ""},
       processor(machine),
-      variables(),
+      {"variables", set_variables(), fix_of_variables(), Health::problem},
       cores(machine),
       memory(machine),
       gpu(),

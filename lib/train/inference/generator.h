@@ -93,8 +93,8 @@ class Generator {
   Tensor x_, y_;  // of a part of the model, for the longest chunk
 };
 
-/// Returns the generator for samples of a run, up to 8 texts at a time, on the ranks that take part:
-/// all, if passes of the engine's model are collective, or the one that leads. Null on others.
+/// Returns the generator for samples of a run, up to 8 texts at a time, or null on a rank that
+/// makes none: all do, if passes of the engine's model are collective, else the one that leads.
 std::shared_ptr<Generator> make_sampler(Engine& engine, int64_t capacity, int64_t texts);
 
 /// Returns each of the settings' prompts with one continuation, and a line feed after each.
