@@ -136,7 +136,8 @@ CheckedHardware hardware_of(const Settings& settings) {
     return *hardware.device;
   });
   if (hardware.device != nullptr) {
-    hardware.lines = device_lines(*hardware.device, reason, configure_threads(settings.threads));
+    hardware.lines = device_lines(*hardware.device, reason,
+                                  configure_threads(settings.threads, ranks_of_node(settings.job)));
   } else {
     hardware.lines = {fmt::format("device  {} (job.gpu): products and memory are planned for it",
                                   hardware.rank.gpu->name)};
@@ -307,7 +308,7 @@ int compare_settings(const Settings& settings, int world_size, const Topology& r
 }
 
 int check_settings(const CheckOptions& options, const Settings& settings, int world_size) {
-  const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
+  const auto ranks = Topology::blocks(world_size, ranks_of_node(settings.job));
   mesh_shape(settings.parallelism.layout, ranks);  // a session of one rank does not read it
   if (options.against_one_rank) {
     return compare_settings(settings, world_size, ranks);

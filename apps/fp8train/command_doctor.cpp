@@ -26,6 +26,7 @@
 #include "json_text.h"
 #include "numeric/cpu_isa.h"
 #include "output_path.h"
+#include "variables.h"
 
 namespace fp8train {
 namespace {
@@ -320,6 +321,7 @@ std::vector<Finding> examine_machine(const fs::path& folder) {
   std::vector<Finding> findings = {
       {"system", fmt::format("{}, {}", machine.host, machine.system), ""},
       processor(machine),
+      {"variables", set_variables(), fix_of_variables(), Health::problem},
       cores(machine),
       memory(machine),
       gpu(),

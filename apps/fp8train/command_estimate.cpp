@@ -19,6 +19,7 @@
 #include "parallel/pipeline_schedule.h"
 #include "session_words.h"
 #include "train/preflight.h"
+#include "train/rank_device.h"
 #include "wizard_memory.h"
 
 namespace fp8train {
@@ -72,7 +73,7 @@ void print_model(const Session& session, const DryRunStep& step, const RankMemor
       describe_parameters(session.engine.model), step.work.gemm_flops / tokens / 1e9,
       100 * step.work.gemm_flops_8bit / std::max(step.work.gemm_flops, 1.0),
       step.work.attention_flops / tokens / 1e9);
-  if (const std::string adapters = describe_adapters(session); !adapters.empty()) {
+  if (const std::string adapters = describe_adapters(session, rank.traits); !adapters.empty()) {
     print_fitted("adapter {}\n", adapters);
   }
   print_fitted("{}\n", without_controls(plan_line(session, rank, 0)));
@@ -164,13 +165,14 @@ void print_time(const Session& session, const StepTime& time, const GpuKind& gpu
 int estimate_settings(const Settings& settings, int world_size) {
   const Session session = open_session(settings, false, world_size);
   log_notes(session);
+  plan_threads(settings.threads, ranks_of_node(settings.job));
   std::unique_ptr<Device> device;
   const RankMemory memory = memory_of_job(settings, [&]() -> const Device& {
     std::string reason;
     device = choose_device(settings.device, false, reason);
     return *device;
   });
-  const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
+  const auto ranks = Topology::blocks(world_size, ranks_of_node(settings.job));
   StageRuns runs = largest_stage_runs(session, [&](const EngineSettings& engine, int rank) {
     return logged_step(engine, memory.traits, ranks, rank);
   });

@@ -10,8 +10,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/key_error.h"
 #include "base/screen.h"
 #include "commands.h"
+#include "config/load.h"
 #include "json_text.h"
 #include "layer_shares.h"
 #include "optim/registry.h"
@@ -112,7 +114,7 @@ void print_plan(const Session& session, const ExplainedDevice& device) {
             fmt::format("{:.4g}: weight {:.4g}, master {:.4g}, gradient {:.4g}, m {:.4g}, v {:.4g}",
                         shown.bytes.total(), shown.bytes.weight, shown.bytes.master,
                         shown.bytes.gradient, shown.bytes.moment1, shown.bytes.moment2));
-  if (const std::string adapters = describe_adapters(session); !adapters.empty()) {
+  if (const std::string adapters = describe_adapters(session, device.traits); !adapters.empty()) {
     print_fitted("  {:<20}{}\n", "adapters", adapters);
   }
   const std::string_view note = optimizer_named(session.engine.optimizer.name).note;
@@ -272,20 +274,13 @@ void print_json(const Session& session, const ExplainedDevice& device) {
   fmt::print("{}\n", json_text(json, 2));
 }
 
-void explain(const ExplainOptions& options) {
-  if (options.plans) {
-    const size_t columns = terminal_columns(stdout);
-    fmt::print("{}", columns == kNoColumns ? plan_table_markdown() : plan_table_text(columns));
-    return;
-  }
-  Settings settings = load(options.ranks.common, true);
-  const int ranks = fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings);
+void explain_settings(const ExplainOptions& options, const Settings& settings, int ranks) {
   // Stages of a run of epochs have numbers of steps that follow from the data.
   const bool needs_data = settings.training.max_epochs > 0 && !settings.precision.schedule.empty();
   Session session = open_session(settings, needs_data, ranks);
   if (!settings.precision.schedule.empty() && session.max_steps == 0) {
-    throw ConfigError(
-        "precision.schedule: its stages need the length of the run: set training.max_steps");
+    throw KeyError("precision.schedule",
+                   ": its stages need the length of the run: set training.max_steps");
   }
   log_notes(session);
   const PrecisionPlan& plan = session.engine.plan;
@@ -305,6 +300,17 @@ void explain(const ExplainOptions& options) {
       print_text(session, device, options.every_layer);
     }
   }
+}
+
+void explain(const ExplainOptions& options) {
+  if (options.plans) {
+    const size_t columns = terminal_columns(stdout);
+    fmt::print("{}", columns == kNoColumns ? plan_table_markdown() : plan_table_text(columns));
+    return;
+  }
+  Settings settings = load(options.ranks.common, true);
+  const int ranks = fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings);
+  with_locations(settings, [&] { explain_settings(options, settings, ranks); });
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json_reader.h"
 #include "base/screen.h"
 #include "checkpoint_model.h"
 #include "commands.h"
@@ -242,6 +243,7 @@ std::vector<Prompt> prompts_of(const GenerateOptions& options, const CheckpointM
   }
   for_each_json_line(options.prompts, [&](std::string_view line, const std::string& where) {
     const nlohmann::json record = parse_json_line(line, where);
+    parse_json(line, where);  // refuses a key that is given twice
     const auto text = record.is_object() ? record.find("prompt") : record.end();
     if (text == record.end() || !text->is_string()) {
       throw DataError(where + ": expected an object with \"prompt\", the text to continue");

@@ -182,13 +182,20 @@ std::string describe_parameters(const ModelConfig& model) {
                      idle > 0 ? fmt::format(" ({} for a token)", describe_count(all - idle)) : "");
 }
 
-std::string describe_adapters(const Session& session) {
+std::string describe_adapters(const Session& session, const DeviceTraits& traits) {
   const EngineSettings& engine = session.engine;
   if (!engine.model.lora.is_on()) {
     return "";
   }
-  const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
-  Decoder model(*meta, engine.model, engine.plan, {.gradients = false});
+  const std::unique_ptr<Device> meta = make_meta_device(traits);
+  std::unique_ptr<Decoder> decoder;
+  try {
+    decoder = std::make_unique<Decoder>(*meta, engine.model, engine.plan,
+                                        DecoderOptions{.gradients = false});
+  } catch (const DeviceError&) {  // what runs on it says so
+    return "";
+  }
+  Decoder& model = *decoder;
   size_t bytes = 0;
   for (const MemoryCategory category : {MemoryCategory::weights, MemoryCategory::master_weights,
                                         MemoryCategory::quantized_weights}) {
@@ -227,7 +234,7 @@ std::vector<std::string> run_overview(const Session& session, const RankMemory& 
       fmt::format("data    {} training tokens, {} validation tokens, tokenizer {}",
                   describe_count(session.data.train.size()),
                   describe_count(session.data.val.size()), name_of(session.tokenizer->type()))};
-  if (const std::string adapters = describe_adapters(session); !adapters.empty()) {
+  if (const std::string adapters = describe_adapters(session, rank.traits); !adapters.empty()) {
     lines.insert(lines.begin() + 1, "adapter " + adapters);
   }
   for (std::string& line : describe_sources(session)) {

@@ -24,8 +24,8 @@ std::string describe_parameters(const ModelConfig& model);
 std::string plan_line(const Session& session, const RankMemory& rank, int64_t steps_done);
 
 /// "0.4 M parameters of 14 layers, rank 8 and scale 2; the others are frozen, 1.02 bytes each";
-/// empty: the model has no adapters.
-std::string describe_adapters(const Session& session);
+/// empty: the model has no adapters, or the device of these traits does not run it.
+std::string describe_adapters(const Session& session, const DeviceTraits& traits);
 
 /// Returns the overview's lines about a device of this machine and its attention. `reason` is from
 /// choose_device().

@@ -16,6 +16,7 @@
 #include "precision/plan_entries.h"
 #include "run_products.h"
 #include "train/preflight.h"
+#include "train/rank_device.h"
 #include "train/session.h"
 
 namespace fp8train {
@@ -81,15 +82,15 @@ RankMemory JobMemory::memory_of(const Settings& settings) {
 MemoryLedger JobMemory::planned(const Settings& settings, const RankMemory& memory) {
   const int ranks = job_ranks(settings.job);
   const Session session = open_session(settings, false, ranks);
-  return memory_of_run(
-      largest_rank(session,
-                   [&](const EngineSettings& engine, int rank) {
-                     return dry_run_step(
-                         engine, memory.traits,
-                         Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node)),
-                         rank);
-                   }),
-      memory.is_host);
+  plan_threads(settings.threads, ranks_of_node(settings.job));
+  return memory_of_run(largest_rank(session,
+                                    [&](const EngineSettings& engine, int rank) {
+                                      return dry_run_step(
+                                          engine, memory.traits,
+                                          Topology::blocks(ranks, ranks_of_node(settings.job)),
+                                          rank);
+                                    }),
+                       memory.is_host);
 }
 
 const std::vector<Answer>& JobMemory::what_would_fit(const Settings& settings,
@@ -194,7 +195,7 @@ double JobMemory::duration(const Settings& settings) {
     if (rank.is_host || rank.gpu == nullptr) {
       return rank.is_host ? seconds_on_cpus(session) : 0;
     }
-    const auto nodes = Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node));
+    const auto nodes = Topology::blocks(ranks, ranks_of_node(settings.job));
     const auto stages = static_cast<int>(session.engine.strategy.layout.pipeline);
     const StageRuns runs = dry_run_stages(session.engine, ranks / stages, [&](int of) {
       return logged_step(session.engine, rank.traits, nodes, of);

@@ -187,6 +187,8 @@ class RankDryRun {
     engine_.evaluate(batch_);
     dry_run_.plan = engine_.high_water();
     engine_.reserve(dry_run_.plan);
+    const auto& make_samples = engine_.settings().samples;
+    const std::shared_ptr<void> samples = make_samples ? make_samples(engine_) : nullptr;
     if (comm_->size() > 1 && meta_.traits().library_workspace > 0) {
       dry_run_.nccl_bytes = kNcclBytes;
       meta_.ledger().add(MemoryCategory::communication, kNcclBytes);

@@ -33,6 +33,8 @@
 
 namespace fp8train {
 
+class Engine;
+
 /// Everything that decides the work of a step: model, plan, optimizer, batch and ranks.
 struct EngineSettings {
   ModelConfig model;  ///< completed, with the vocabulary
@@ -48,6 +50,9 @@ struct EngineSettings {
   int64_t loss_history = 0;      ///< losses of that many steps are stored on the device; 0: none
   /// The rank's part of the model in a dry run; empty: that of its pipeline stage.
   std::optional<ModelPart> part;
+  /// Makes what generates samples with an engine, whose memory dry runs count; it may return null.
+  /// Null: the run has no samples.
+  std::function<std::shared_ptr<void>(Engine& engine)> samples;
 
   /// Returns the positions that a rank has of each sequence, and the rows of its micro-batch that
   /// ranks of the tensor axis share.
@@ -189,8 +194,9 @@ class Engine {
   /// its routers. Waits for the device. Collective.
   ExpertLoads expert_loads();
 
-  /// Reads scales, statistics and samples of all slots, those of experts from the ranks that have
-  /// them. Waits for the device. Collective.
+  /// Reads scales, statistics and samples of all slots of the model: those of experts and of other
+  /// pipeline stages from the ranks that have them, and of tensors of which ranks that share layers
+  /// cast parts those of the whole. Waits for the device. Collective.
   std::vector<SlotReport> slot_reports();
 
   /// Returns the losses of the steps since the last call, over all ranks, in nats per target; waits

@@ -161,46 +161,4 @@ void Engine::read_router_losses(ExpertLoads& loads) const {
   loads.z_loss = moe.z_loss != 0 ? std::optional(means[1]) : std::nullopt;
 }
 
-std::vector<SlotReport> Engine::slot_reports() {
-  struct Numbers {
-    float scale;
-    ops::QuantizeStatistics statistics;
-    CastSample sample;
-  };
-  std::vector<SlotReport> reports = model_.scaling().report();
-  Communicator* const ranks = mesh().group(Group::expert);
-  if (ranks == nullptr) {
-    return reports;
-  }
-  const int64_t own = settings_.model.moe.experts / ranks->size();
-  std::vector<std::vector<SlotReport*>> by_rank(static_cast<size_t>(ranks->size()));
-  for (SlotReport& report : reports) {
-    if (const int64_t expert = expert_of(report.slot->layer); expert >= 0) {
-      by_rank[static_cast<size_t>(expert / own)].push_back(&report);
-    }
-  }
-  std::vector<Numbers> sent;
-  for (const SlotReport* report : by_rank[static_cast<size_t>(ranks->rank())]) {
-    sent.push_back({report->scale, report->statistics, report->sample});
-  }
-  std::vector<Numbers> all(sent.size() * by_rank.size());
-  if (!all.empty()) {
-    ranks
-        ->all_gather(Communicator::host_stream(), sent.data(), all.data(),
-                     sent.size() * sizeof(Numbers))
-        .wait();
-  }
-  auto next = all.begin();
-  for (const std::vector<SlotReport*>& of_rank : by_rank) {
-    check(of_rank.size() == sent.size(), "ranks have as many slots of experts each");
-    for (SlotReport* report : of_rank) {
-      report->scale = next->scale;
-      report->statistics = next->statistics;
-      report->sample = next->sample;
-      ++next;
-    }
-  }
-  return reports;
-}
-
 }  // namespace fp8train

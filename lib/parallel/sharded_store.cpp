@@ -241,6 +241,14 @@ Encoded ShardedStore::gathered_whole(size_t segment) const {
                                  : Encoded(gathered_operands_[segment].whole);
 }
 
+Encoded ShardedStore::gathered_value(size_t parameter) const {
+  const Parameter& of = *all()[parameter];
+  return of.gathered.is_value()
+             ? of.stored_value
+             : Encoded(from_element(gathered_operands_[layout_.parts[parameter].segment].whole,
+                                    begin_of(parameter), of.shape));
+}
+
 std::vector<View> ShardedStore::cleared_gradients(size_t segment, bool overwrites) const {
   if (!has_gradients(segment)) {
     return {};

@@ -40,6 +40,8 @@ class ShardedStore final : public StoreShards {
   /// Returns the gathered form of a segment: this rank's shard, and the memory for all shards.
   Encoded gathered_shard(size_t segment) const;
   Encoded gathered_whole(size_t segment) const;
+  /// Returns the gathered form of a parameter.
+  Encoded gathered_value(size_t parameter) const;
   /// Whether the parameters of a segment are trained. The next functions are for such.
   bool has_gradients(size_t segment) const { return first_of(segment).trained; }
   /// Return the whole gradients of a segment, and this rank's shard of their sum over ranks.

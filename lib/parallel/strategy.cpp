@@ -89,9 +89,9 @@ int StrategySite::shard_ranks() const {
 }
 
 void Strategy::for_each_replica(
-    const std::function<void(const std::string&, const Encoded&)>& use) {
+    const std::function<void(const Parameter&, const Encoded&)>& use) {
   for (const auto& parameter : parameters().all()) {
-    use(parameter->name, parameter->stored_value);
+    use(*parameter, parameter->stored_value);
   }
 }
 

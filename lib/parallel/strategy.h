@@ -97,10 +97,10 @@ class Strategy {
 
   // Between steps.
 
-  /// Calls a function with each tensor that all ranks hold alike and a name: the values of all
-  /// parameters or, if ranks share their parts, the gathered form of each segment with the name of
-  /// its first parameter. It is then collective, and gathered values are out of date afterwards.
-  virtual void for_each_replica(const std::function<void(const std::string&, const Encoded&)>& use);
+  /// Calls a function with each parameter and what ranks hold alike of it: its value or,
+  /// if ranks share its parts, its gathered form. It is then collective, and gathered values are
+  /// out of date afterwards.
+  virtual void for_each_replica(const std::function<void(const Parameter&, const Encoded&)>& use);
 
  protected:
   const StrategySite& site() const { return site_; }

@@ -47,7 +47,7 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   void values_changed() override;
   ParameterGatherer* gatherer() override { return this; }
   void for_each_replica(
-      const std::function<void(const std::string&, const Encoded&)>& use) override;
+      const std::function<void(const Parameter&, const Encoded&)>& use) override;
 
   // These are the functions of ParameterGatherer.
   bool gathers_per_pass() const override { return layout().operands_share_slots; }
@@ -293,12 +293,13 @@ void Zero::values_changed() {
   }
 }
 
-void Zero::for_each_replica(const std::function<void(const std::string&, const Encoded&)>& use) {
+void Zero::for_each_replica(const std::function<void(const Parameter&, const Encoded&)>& use) {
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     gather(unit, kNone);
     for (const size_t segment : units_[unit].segments) {
-      const size_t first = layout().segments[segment].parameters.front();
-      use(parameters().all()[first]->name, shards().gathered_whole(segment));
+      for (const size_t parameter : layout().segments[segment].parameters) {
+        use(*parameters().all()[parameter], shards().gathered_value(parameter));
+      }
     }
   }
   values_changed();

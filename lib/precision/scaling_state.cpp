@@ -234,6 +234,9 @@ void ScalingState::update(Stream stream, uint64_t due, double* squared_norm, Sca
 
 std::vector<SlotReport> ScalingState::report() const {
   std::vector<SlotReport> reports;
+  for (const ScalingSlot* const slot : of_all_stages()) {
+    reports.push_back({slot, 0.0F, {}, {}});  // of other stages
+  }
   std::vector<ops::QuantizeStatistics> statistics(slots_.size());
   std::vector<CastSample> samples(slots_.size());
   if (device_ == nullptr || slots_.empty()) {
@@ -242,7 +245,7 @@ std::vector<SlotReport> ScalingState::report() const {
   device_->copy_to_host(statistics.data(), statistics_.data(), statistics_.bytes());
   device_->copy_to_host(samples.data(), samples_.data(), samples_.bytes());
   for (size_t i = 0; i < slots_.size(); ++i) {
-    reports.push_back({slots_[i].get(), 0.0F, statistics[i], samples[i]});
+    reports[slots_[i]->index] = {slots_[i].get(), 0.0F, statistics[i], samples[i]};
   }
   for (const auto& group : groups_) {
     const std::vector<float> scales = to_host_f32(*device_, group->scale);

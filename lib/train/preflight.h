@@ -40,8 +40,9 @@ DryRunStep largest_rank(const Session& session, const DryRunOfRank& of_rank);
 /// ranks.
 int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings);
 
-/// Returns the number of all ranks of a job.
+/// Return the number of all ranks of a job, and of those of a node.
 int job_ranks(const JobSettings& job);
+inline int ranks_of_node(const JobSettings& job) { return static_cast<int>(job.ranks_per_node); }
 
 /// Whether the memory of memory_of_job() is that of the machine that the run is for: the job names
 /// it, or has one node and means this machine. The nodes of others are perhaps not like this one.

@@ -200,17 +200,24 @@ RankDevice take_device(const Settings& settings, Communicator& host) {
   return rank_device;
 }
 
-int64_t configure_threads(int64_t requested, int sharing) {
+int64_t plan_threads(int64_t requested, int sharing) {
   int64_t threads = requested > 0 ? requested : count_from_environment("OMP_NUM_THREADS");
   if (threads == 0) {
     threads = threads_per_rank(sharing, available_cores(), detect_launch(),
                                [](const char* name) { return std::getenv(name); });
   }
 #ifdef _OPENMP
-  require_threads(threads);
   omp_set_num_threads(static_cast<int>(threads));
+  return threads;
 #else
-  threads = 1;
+  return 1;
+#endif
+}
+
+int64_t configure_threads(int64_t requested, int sharing) {
+  const int64_t threads = plan_threads(requested, sharing);
+#ifdef _OPENMP
+  require_threads(threads);
 #endif
   require_stack();
   return threads;

@@ -57,7 +57,7 @@ class Run {
         checkpoints_(records_.directory().checkpoints(), session_, watch_.skips(), records_, comm,
                      *parts.listener),
         listener_(parts.listener),
-        step_log_(session_, *device_, comm.topology(), records_, *listener_),
+        step_log_(session_, *device_, comm.topology(), records_, *listener_, leads()),
         resolved_config_(show_settings(session_.settings, true)),  // with the steps of warm-up
         earlier_config_(std::move(parts.earlier_config)) {
     make_engine(parts.plan);
@@ -249,6 +249,9 @@ class Run {
     step_begin_ = loader_->position();
     observe_step(false);
     engine_->step([this] { return next_batch(); }, state_.step, lr, logs);
+    if (logs) {
+      step_log_.look_at_gpu();
+    }
     observe_step(true);
     sent_ = {comm_->traffic().within_node - before.within_node,
              comm_->traffic().between_nodes - before.between_nodes};
@@ -416,12 +419,8 @@ class Run {
   }
 
   void make_generator() {
-    if (settings().sample.interval > 0 && (leads() || engine_->passes_are_collective())) {
-      const int64_t capacity =
-          longest_prompt(settings().sample, *session_.tokenizer) + settings().sample.max_new_tokens;
-      generator_ = std::make_unique<Generator>(
-          *device_, engine_->model(), capacity, model_ranks(*engine_),
-          std::clamp<int64_t>(std::ssize(settings().sample.prompts), 1, kSamplesAtOnce));
+    if (session_.engine.samples) {
+      generator_ = std::static_pointer_cast<Generator>(session_.engine.samples(*engine_));
     }
   }
 
@@ -520,7 +519,7 @@ class Run {
   Device* device_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Loader> loader_;
-  std::unique_ptr<Generator> generator_;
+  std::shared_ptr<Generator> generator_;
   DivergenceWatch watch_;
   RunCheckpoints checkpoints_;
   RunListener* listener_;

@@ -171,7 +171,10 @@ RunStart load_start(const Session& session, const FoundStart& found, Engine& eng
     if (!start.folder.empty()) {
       engine.model().initialize_adapters(session.settings.step.seed);
     }
-    load_base(engine, session);
+    load_base(engine, session,
+              start.folder.empty() ? Magnitudes()
+                                   : agreed_magnitudes(engine, start.folder,
+                                                       missing_tokens(session.settings.model)));
     if (const std::string& adapters = session.settings.model.lora_from; !adapters.empty()) {
       load_adapters(device, engine.model(), adapters);
     }

@@ -182,36 +182,6 @@ void share_global_batch(const TrainingSettings& training, int data_ranks, StepSe
   step.gradient_accumulation_steps /= data_ranks;
 }
 
-/// A prompt that cannot be encoded or does not fit is an error before the run, not in the middle of
-/// it.
-void check_prompts(const SampleSettings& sample, const Tokenizer& tokenizer,
-                   const ModelConfig& model) {
-  for (const std::string& prompt : sample.prompts) {
-    std::vector<int32_t> ids;
-    try {
-      ids = encode_prompt(tokenizer, prompt);
-    } catch (const DataError& error) {
-      throw KeyError("sample.prompts", fmt::format(": {}", error.what()));
-    }
-    if (ids.empty()) {
-      throw KeyError("sample.prompts",
-                     ": an empty prompt needs a tokenizer with a beginning-of-sequence id");
-    }
-    for (const int32_t id : ids) {
-      if (id >= model.vocab_size) {
-        throw KeyError(
-            "sample.prompts",
-            fmt::format(": token id {} is not below the vocabulary's {}", id, model.vocab_size));
-      }
-    }
-  }
-  if (longest_prompt(sample, tokenizer) > longest_sequence(model)) {
-    throw KeyError("sample.prompts",
-                   fmt::format(": the longest has {} tokens, the model reads {}",
-                               longest_prompt(sample, tokenizer), longest_sequence(model)));
-  }
-}
-
 /// Layers whose weights are stored as the plan's roles say in one stage and in fp32 in another.
 void check_exempt_alike(const Session& session, const PrecisionPlan& other) {
   const std::vector<LinearSite> sites = linear_sites(session.engine.model);
@@ -359,7 +329,7 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
   set_length(session);
   note_nothing_scaled(session);
   if (settings.sample.interval > 0) {
-    check_prompts(settings.sample, *session.tokenizer, session.engine.model);
+    add_samples(session);
   }
   if (open_data) {
     open_corpora_of(session);

@@ -91,6 +91,10 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
 /// DataError for a prompt that cannot be encoded.
 int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer);
 
+/// Sets EngineSettings::samples of a run that has some. Throws ConfigError or DataError for a
+/// prompt that cannot be continued.
+void add_samples(Session& session);
+
 /// Opens the device that `device: cpu | cuda | auto` means, and sets `reason` to the reason for it.
 /// `tune_gemms`: its products are timed (ops::tune_gemms), and choices are stored in the cache
 /// folder. `gpu` is the index among the GPUs that this process sees. Throws DeviceError if the

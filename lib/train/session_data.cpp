@@ -14,6 +14,7 @@
 #include "base/math.h"
 #include "base/text.h"
 #include "data/samples.h"
+#include "train/inference/generator.h"
 #include "train/session.h"
 
 namespace fp8train {
@@ -49,6 +50,36 @@ void look_at_validation(Session& session) {
   };
   keyed<DataError>(data.val.empty() ? "data.val_fraction" : "data.val", look,
                    fmt::format("validation data ({}): ", validation_sources(data)));
+}
+
+/// A prompt that cannot be encoded or does not fit is an error before the run, not in the middle of
+/// it.
+void check_prompts(const SampleSettings& sample, const Tokenizer& tokenizer,
+                   const ModelConfig& model) {
+  for (const std::string& prompt : sample.prompts) {
+    std::vector<int32_t> ids;
+    try {
+      ids = encode_prompt(tokenizer, prompt);
+    } catch (const DataError& error) {
+      throw KeyError("sample.prompts", fmt::format(": {}", error.what()));
+    }
+    if (ids.empty()) {
+      throw KeyError("sample.prompts",
+                     ": an empty prompt needs a tokenizer with a beginning-of-sequence id");
+    }
+    for (const int32_t id : ids) {
+      if (id >= model.vocab_size) {
+        throw KeyError(
+            "sample.prompts",
+            fmt::format(": token id {} is not below the vocabulary's {}", id, model.vocab_size));
+      }
+    }
+  }
+  if (longest_prompt(sample, tokenizer) > longest_sequence(model)) {
+    throw KeyError("sample.prompts",
+                   fmt::format(": the longest has {} tokens, the model reads {}",
+                               longest_prompt(sample, tokenizer), longest_sequence(model)));
+  }
 }
 
 constexpr int64_t kMaxTokens = int64_t{1} << 62;
@@ -108,6 +139,15 @@ int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer)
     longest = std::max(longest, encode_prompt(tokenizer, prompt).size());
   }
   return static_cast<int64_t>(longest);
+}
+
+void add_samples(Session& session) {
+  const SampleSettings& sample = session.settings.sample;
+  check_prompts(sample, *session.tokenizer, session.engine.model);
+  const int64_t capacity = longest_prompt(sample, *session.tokenizer) + sample.max_new_tokens;
+  session.engine.samples = [capacity, texts = std::ssize(sample.prompts)](Engine& engine) {
+    return make_sampler(engine, capacity, texts);
+  };
 }
 
 int64_t resolve_max_steps(const TrainingSettings& training, const StepSettings& step,

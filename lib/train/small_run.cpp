@@ -204,6 +204,7 @@ SmallRun small_run(const EngineSettings& engine, const Topology& ranks) {
   SmallRun whole{.engine = engine, .ranks = ranks};
   whole.engine.plain_steps.clear();
   whole.engine.loss_history = 0;
+  whole.engine.samples = nullptr;
   whole.ranks = reduce_layout(whole.engine.strategy, ranks);
   reduce_blocks(whole.engine);
   reduce_batch(whole.engine);

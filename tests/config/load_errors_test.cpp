@@ -57,6 +57,11 @@ TEST_CASE("a key given twice is an error at the second location") {
         "run.yaml:6:13: precision.margin: given twice, first as fp8.margin at run.yaml:5:7");
 }
 
+TEST_CASE("a value that is refused gets no second objection") {
+  CHECK(error_with("moe: {capacity_factor: -1}") ==
+        "run.yaml:4:24: moe.capacity_factor: expected a number in (0, 1024], got \"-1\"");
+}
+
 TEST_CASE("mistyped values say what was expected") {
   CHECK(error_with("optimizer: {lr: 3e-4x}") ==
         "run.yaml:4:17: optimizer.lr: expected a number > 0, got \"3e-4x\"");

@@ -154,6 +154,24 @@ TEST_CASE("the post-processor decides about a BOS, not add_bos_token, as in tran
   }
 }
 
+TEST_CASE("files of a tokenizer that give a key twice, or name no tokens, are refused") {
+  const test::TempDir dir;
+  const std::string model =
+      R"({"model": {"type": "BPE", "vocab": {"a": 0, "<s>": 1}, "merges": []})";
+  const auto refusal = [&](const std::string& tokenizer, const std::string& config) {
+    test::write_file(dir / "tokenizer.json", tokenizer);
+    test::write_file(dir / "tokenizer_config.json", config);
+    return message_of<DataError>([&] { open_tokenizer(dir.path()); });
+  };
+  CHECK_THAT(refusal(model + "}", R"(["<s>"])"),
+             Contains("tokenizer_config.json: expected an object, and this is array"));
+  CHECK_THAT(refusal(model + "}", R"({"eos_token": "a", "eos_token": "<s>"})"),
+             Contains("tokenizer_config.json") && Contains("eos_token"));
+  CHECK_THAT(
+      refusal(R"({"model": {"type": "BPE", "vocab": {"a": 0, "a": 1}, "merges": []}})", "{}"),
+      Contains("tokenizer.json") && Contains("'a'"));
+}
+
 TEST_CASE("a pattern that forbids machine code is interpreted") {
   const auto tokenizer = tokenizer_from_json(
       R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},

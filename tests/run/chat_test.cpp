@@ -137,6 +137,9 @@ TEST_CASE("a chat model answers, ends where the template does, and knows the dia
   write_file(run.path() / "prompts.jsonl", "{\"prompt\": 1}\n");
   CHECK_THAT(expect_code(3, run.path(), with({"--prompts", "prompts.jsonl"})).err,
              Contains("prompts.jsonl:1: expected an object with \"prompt\""));
+  write_file(run.path() / "prompts.jsonl", "{\"prompt\": \"a\", \"prompt\": \"b\"}\n");
+  CHECK_THAT(expect_code(3, run.path(), with({"--prompts", "prompts.jsonl"})).err,
+             Contains("prompts.jsonl:1") && Contains("prompt"));
   write_file(run.path() / "prompts.jsonl", "\n");
   CHECK_THAT(expect_code(3, run.path(), with({"--prompts", "prompts.jsonl"})).err,
              Contains("prompts.jsonl: holds no prompts"));

@@ -33,8 +33,8 @@ TEST_CASE("every finding that is not ok has a fix, and problems are exit code 4"
     problem = problem || one.at("health") == "problem";
   }
   CHECK(outcome.code == (problem ? 4 : 0));
-  for (const char* name : {"processor", "cores", "memory", "gpu", "driver", "mpi", "slurm", "pmi",
-                           "memlock", "open files", "stack", "/dev/shm", "disk"}) {
+  for (const char* name : {"processor", "variables", "cores", "memory", "gpu", "driver", "mpi",
+                           "slurm", "pmi", "memlock", "open files", "stack", "/dev/shm", "disk"}) {
     CAPTURE(name);
     CHECK(findings.contains(name));
   }
@@ -51,6 +51,22 @@ TEST_CASE("a folder that cannot be written into is a problem") {
   CHECK(lines.code == 4);
   CHECK_THAT(lines.out, Catch::Contains("\nproblem  disk        ") &&
                             Catch::Contains("\n                     -> "));
+}
+
+TEST_CASE("a variable with a value that runs refuse is a problem") {
+  const TempDir folder;
+  const auto variables_with = [&](const Words& environment) {
+    return findings_of(run_program(folder.path(), {"doctor", "--json"}, environment))
+        .at("variables");
+  };
+  CHECK(variables_with({"FP8TRAIN_CPU_PACK=1", "FP8TRAIN_CPU_GEMM=fp32"}).at("health") == "ok");
+  for (const char* wrong : {"FP8TRAIN_CPU_PACK=yes", "FP8TRAIN_CPU_GEMM=fp16"}) {
+    const json found = variables_with({wrong});
+    CHECK(found.at("health") == "problem");
+    CHECK_THAT(found.at("text").get<std::string>(), Catch::Contains(wrong));
+    CHECK_THAT(found.at("fix").get<std::string>(),
+               Catch::Contains(std::string(wrong).substr(0, 17) + " to "));
+  }
 }
 
 TEST_CASE("limits of the shell are seen") {

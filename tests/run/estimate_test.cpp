@@ -82,6 +82,38 @@ TEST_CASE("the time of an estimate is that of bench step's model") {
   }
 }
 
+TEST_CASE("the bytes of frozen weights on a GPU do not depend on this machine") {
+  const TempDir folder;
+  const auto adapter_line = [&](const char* packs) {
+    const Outcome outcome =
+        run_program(folder.path(), estimate({"--gpu", "h100", "model.lora.rank=4"}),
+                    {std::string("FP8TRAIN_CPU_PACK=") + packs});
+    CHECK(outcome.code == 0);
+    const size_t at = outcome.out.find("\nadapter ");
+    REQUIRE(at != std::string::npos);
+    return outcome.out.substr(at, outcome.out.find("memory ", at) - at);
+  };
+  CHECK(adapter_line("1") == adapter_line("0"));
+}
+
+TEST_CASE("on CPUs an estimate plans with the threads of a rank") {
+  const TempDir folder;
+  const auto workspace = [&](const Words& more, const Words& environment) {
+    Words words = estimate({"device=cpu", "precision.plan=deepseek-v3"});
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = run_program(folder.path(), words, environment);
+    CHECK(outcome.code == 0);
+    return bytes_of(outcome.out, "workspace");
+  };
+  const double one = workspace({"threads=1"}, {"OMP_NUM_THREADS=64"});
+  const double many = workspace({"threads=64"}, {"OMP_NUM_THREADS=1"});
+  CHECK(one > 0);
+  CHECK(many > one);
+  CHECK(workspace({}, {"OMP_NUM_THREADS=64"}) == many);
+  // The ranks of a node share its cores.
+  CHECK(workspace({"--world-size", "1024", "--ranks-per-node", "1024"}, {}) == one);
+}
+
 TEST_CASE("an estimate is for the processes of another program's file, unless ranks are given") {
   const TempDir folder;
   write_file(folder / "launch.yaml", "distributed_type: MULTI_GPU\nnum_processes: 16\n");

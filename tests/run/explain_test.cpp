@@ -89,6 +89,12 @@ TEST_CASE("explain needs a model only") {
                           "precision.schedule=[{until: 0.5, plan: bf16}, {plan: te-current}]"})
                  .err,
              Catch::Contains("precision.schedule: its stages need the length of the run"));
+  write_file(
+      where.path() / "stages.yaml",
+      "model: {preset: toy}\n"
+      "precision: {plan: te-current, schedule: [{until: 0.5, plan: bf16}, {plan: te-current}]}\n");
+  CHECK_THAT(expect_code(2, where.path(), {"explain", "stages.yaml"}).err,
+             Catch::Contains("stages.yaml:2:31: precision.schedule: its stages need"));
 }
 
 TEST_CASE("explain: GEMMs left in high precision, and exempt layers") {

@@ -60,34 +60,6 @@ ExpertLoads loads_of(const EngineSettings& settings, int ranks, std::vector<floa
   return loads;
 }
 
-/// The reports of all slots after a step, as the last rank has them, by "layers.0.mlp.up.x".
-std::map<std::string, SlotReport> reports_of(const EngineSettings& settings, int ranks) {
-  std::map<std::string, SlotReport> reports;
-  const auto train_one = [&](Communicator* comm) {
-    const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-    Engine engine(*device, settings, comm);
-    engine.reserve(dry_run_step(settings, {}, comm == nullptr ? Topology() : comm->topology(),
-                                comm == nullptr ? 0 : comm->rank())
-                       .plan);
-    engine.model().initialize(3);
-    engine.weights_changed();
-    engine.step([&] { return batch_of(settings, 0); }, 0, 1e-3, true);
-    for (const SlotReport& report : engine.slot_reports()) {
-      if (comm == nullptr || comm->rank() + 1 == ranks) {
-        reports.emplace(report.slot->layer + "." + report.slot->role, report);
-      }
-    }
-  };
-  if (ranks == 1) {
-    train_one(nullptr);
-    return reports;
-  }
-  const std::vector<std::string> errors =
-      run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) { train_one(&comm); });
-  CHECK(errors == std::vector<std::string>(errors.size()));
-  return reports;
-}
-
 }  // namespace
 
 TEST_CASE("ranks with different experts have the gradients of ranks with all", "[experts]") {
@@ -306,32 +278,6 @@ TEST_CASE("experts in different formats are refused where ranks have different o
   settings.plan.exemptions.patterns = {"layers.1.mlp.experts.3.*"};
   CHECK_THROWS_WITH(dry_run_step(settings, {}, Topology::blocks(2, 2), 0),
                     Catch::Contains("layers.1.mlp.experts.3.up have different formats"));
-}
-
-TEST_CASE("statistics are those of all experts, whatever ranks have them", "[experts]") {
-  const std::string plan = GENERATE("te-delayed", "te-current");
-  CAPTURE(plan);
-  EngineSettings settings = model_of("moe", plan);
-  settings.step.micro_batch_size = 8;
-  settings.step.decoder.moe.capacity_factor = 4.0;
-  const std::map<std::string, SlotReport> one = reports_of(settings, 1);
-  settings.strategy.layout.tensor = 2;
-  const std::map<std::string, SlotReport> several = reports_of(with(settings, 2), 2);
-  REQUIRE(several.size() == one.size());
-  int64_t of_experts = 0;
-  for (const auto& [name, report] : one) {
-    if (expert_of(name) < 0) {
-      continue;
-    }
-    ++of_experts;
-    CAPTURE(name);
-    const SlotReport& other = several.at(name);
-    CHECK(other.statistics.count > 0);
-    // Partial sums are rounded to bf16.
-    CHECK(other.sample.amax == Approx(report.sample.amax).epsilon(0.1));
-    CHECK(other.sample.signal == Approx(report.sample.signal).epsilon(0.1));
-  }
-  CHECK(of_experts == 2 * 4 * 2 * 3);  // blocks, experts, layers of one, and x, w and dy
 }
 
 TEST_CASE("each rank names the frozen parameters of all", "[experts]") {

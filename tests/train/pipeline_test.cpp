@@ -100,24 +100,22 @@ Batch batch_of(const EngineSettings& settings, uint64_t index) {
 
 void read(Engine& engine, Device& device, Trained& trained) {
   const int part = engine.mesh().index(Axis::data);  // of moments in ZeRO, and of own scales
-  std::vector<std::string> names;
-  for (const auto& parameter : engine.model().parameters().all()) {
-    names.push_back(parameter->name);
-  }
+  const Parameters& all = engine.model().parameters().all();
   const std::vector<std::vector<float>> values = test::values_by_parameter(engine);
-  for (size_t i = 0; i < names.size(); ++i) {
-    trained.values[names[i]] = values[i];
+  for (size_t i = 0; i < all.size(); ++i) {
+    trained.values[all[i]->name] = values[i];
     for (const OptimizerState* state : engine.optimizer().states()) {
       const Encoded moment = state->of(i);
       if (!moment.empty() && moment.format == TensorFormat{}) {
-        trained.values[fmt::format("{}.{}@{}", state->name(), names[i], part)] =
+        trained.values[fmt::format("{}.{}@{}", state->name(), all[i]->name, part)] =
             to_host_f32(device, moment.codes);
       }
     }
   }
   for (const SlotReport& report : engine.model().scaling().report()) {
-    trained.scales[fmt::format("{}.{}@{}", report.slot->layer, report.slot->role, part)] =
-        report.scale;
+    if (const ScalingSlot& slot = *report.slot; slot.scale != nullptr) {
+      trained.scales[fmt::format("{}.{}@{}", slot.layer, slot.role, part)] = report.scale;
+    }
   }
 }
 

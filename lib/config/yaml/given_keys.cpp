@@ -287,6 +287,9 @@ std::map<std::string, std::string> GivenKeys::locations() const {
 
 void GivenKeys::complain(const std::string& key, const std::string& text) const {
   if (const GivenKey* written = find(key)) {
+    if (!written->usable) {
+      return;  // its value has been refused
+    }
     complain_at(written->mark, written->spelled, text);
     return;
   }

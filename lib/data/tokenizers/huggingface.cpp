@@ -298,7 +298,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
 /// "</s>" or {"content": "</s>", ...}.
 std::optional<std::string> token_in(const JsonPart& config, std::string_view key) {
-  if (!config.value().is_object() || !config.value().contains(key)) return std::nullopt;
+  if (!config.value().contains(key)) return std::nullopt;
   if (!config.has(key)) return "";  // null: there is none
   const JsonPart token = config.at(key);
   return token.value().is_object() ? token.text("content") : config.text(key);
@@ -309,7 +309,13 @@ NamedEnds read_ends(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "tokenizer_config.json";
   if (!std::filesystem::is_regular_file(path)) return found;
   const std::string where = path.string();
-  const nlohmann::json document = read_json_file(path, kMaxJsonFile, JsonKeys::last_wins);
+  const nlohmann::json document = read_json_file(path);
+  if (!document.is_object()) {
+    throw DataError(
+        fmt::format("{}: expected an object, and this is {}: copy the file of the model "
+                    "again, or remove it",
+                    where, document.type_name()));
+  }
   try {
     const JsonPart config(document, where);
     found.bos = token_in(config, "bos_token");
@@ -323,7 +329,7 @@ NamedEnds read_ends(const std::filesystem::path& folder) {
 
 std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, const std::string& where,
                                                const std::filesystem::path* folder) {
-  const nlohmann::json document = parse_json(text, where, JsonKeys::last_wins);
+  const nlohmann::json document = parse_json(text, where);
   try {
     if (is_own(document)) return read_own(document, where);
     if (!document.is_object() || !document.contains("model")) {

@@ -83,12 +83,13 @@ MissingTokens missing_tokens(const ModelSettings& model) {
   return model.resize_vocabulary > 0 ? MissingTokens::append : MissingTokens::refuse;
 }
 
-void load_base(Engine& engine, const Session& session) {
+void load_base(Engine& engine, const Session& session, const Magnitudes& magnitudes) {
   const ModelSettings& model = session.settings.model;
   if (model.from.empty()) {
     return engine.model().initialize(session.settings.step.seed);
   }
-  load_weights(engine.device(), engine.model(), TensorSource(model.from), missing_tokens(model));
+  load_weights(engine.device(), engine.model(), TensorSource(model.from), missing_tokens(model),
+               magnitudes);
 }
 
 /// The hash of all files of the model that is adapted; empty: there is none, or it was drawn.

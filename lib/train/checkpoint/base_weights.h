@@ -23,7 +23,7 @@ void load_codes(Device& device, const ModelConfig& config, const TensorSource& s
 MissingTokens missing_tokens(const ModelSettings& model);
 
 /// Sets all weights but adapters: those of model.from, or initial ones.
-void load_base(Engine& engine, const Session& session);
+void load_base(Engine& engine, const Session& session, const Magnitudes& magnitudes = {});
 
 /// Returns the hash of all files of the model that is adapted; empty: there is none, or it was
 /// drawn.

@@ -105,26 +105,22 @@ std::vector<ReplicaHash> hash_replicas(Engine& engine) {
   std::vector<ReplicaHash> hashes;
   std::vector<std::byte> piece;
   Device& device = engine.device();
-  const ParameterStore& store = engine.model().parameters();
-  const auto group_of = [&](const std::string& name) {
-    const auto found = std::ranges::find_if(
-        store.all(), [&](const auto& parameter) { return parameter->name == name; });
-    const bool is_whole =
-        store.shards() == nullptr && found != store.all().end() && !(*found)->sharding.cut;
-    const bool of_experts = found != store.all().end() && (*found)->of_experts();
-    return of_experts ? Group::expert_state : is_whole ? Group::stage : Group::state;
+  const auto group_of = [](const Parameter& parameter) {
+    return parameter.of_experts()   ? Group::expert_state
+           : parameter.sharding.cut ? Group::state
+                                    : Group::stage;
   };
-  if (engine.model().config().tie_word_embeddings && engine.mesh().size(Axis::pipeline) > 1 &&
-      store.shards() == nullptr) {
+  if (engine.model().config().tie_word_embeddings && engine.mesh().size(Axis::pipeline) > 1) {
     hashes.push_back({.name = "the tied embeddings", .group = Group::pipe});
   }
-  engine.strategy().for_each_replica([&](const std::string& name, const Encoded& tensor) {
+  engine.strategy().for_each_replica([&](const Parameter& parameter, const Encoded& tensor) {
     uint64_t hash = hash_view(device, tensor.codes, 0, piece);
     hash = hash_view(device, tensor.scales, hash, piece);
-    if (!hashes.empty() && hashes.front().group == Group::pipe && name == "embedding.weight") {
+    if (!hashes.empty() && hashes.front().group == Group::pipe &&
+        parameter.name == "embedding.weight") {
       hashes.front().hash = hash;
     }
-    hashes.push_back({name, hash, group_of(name)});
+    hashes.push_back({parameter.name, hash, group_of(parameter)});
   });
   for (const ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
     if (is_replicated(tensor)) {

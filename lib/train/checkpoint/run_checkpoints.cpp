@@ -140,11 +140,7 @@ void RunCheckpoints::end(Engine& engine, const TrainingState& state, bool saves)
 void RunCheckpoints::check_last_step(Engine& engine, const TrainingState& state) const {
   const ops::StepControl control = engine.optimizer().control();
   if (was_skipped(control)) {
-    throw DivergenceError(
-        fmt::format("the gradients of the last steps ({} of {}) were not finite: training has "
-                    "diverged; lower optimizer.lr{}",
-                    control.skipped_in_a_row, state.step, skips_->first_tensor()),
-        DivergenceKind::skipped_steps, state.step - control.skipped_in_a_row + 1);
+    throw only_skipped(control, state.step, skips_->first_tensor());
   }
   if (!std::isfinite(state.loss)) {
     throw DivergenceError(

@@ -236,7 +236,8 @@ void verify_unread(const std::filesystem::path& folder, const CheckpointManifest
 
 /// Each rank hashes the files that it reads wholly, and its share of the others.
 void load_model_files(const std::filesystem::path& folder, const CheckpointManifest& manifest,
-                      Engine& engine, const Session& session, const Communicator& comm) {
+                      Engine& engine, const Session& session, const Communicator& comm,
+                      const Magnitudes& magnitudes) {
   if (session.engine.model.lora.is_on()) {
     load_base(engine, session);
     const TensorSource adapters =
@@ -250,7 +251,7 @@ void load_model_files(const std::filesystem::path& folder, const CheckpointManif
     const bool is_own = static_cast<int>(file) % comm.size() == comm.rank();
     return reads_all || is_own ? SafetensorsFile::Reads::hashed : SafetensorsFile::Reads::plain;
   });
-  load_weights(engine.device(), engine.model(), weights);
+  load_weights(engine.device(), engine.model(), weights, MissingTokens::refuse, magnitudes);
   for (const SafetensorsFile& file : weights.files()) {
     if (file.is_hashed()) {
       require_hash(folder, manifest, file.path().filename().string(), file.hash());
@@ -260,7 +261,7 @@ void load_model_files(const std::filesystem::path& folder, const CheckpointManif
 
 /// Does the work of load_checkpoint() for this rank. Calls no collective.
 ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const Session& session,
-                     const Communicator& comm) {
+                     const Communicator& comm, const Magnitudes& magnitudes) {
   const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
   require_files(folder, manifest);
   return with_state(folder, [&](const nlohmann::json& json, const std::string& where) {
@@ -285,7 +286,7 @@ ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const 
                       "training.global_batch_size they do not depend on the number of ranks",
                       before, session.tokens_per_step(), length));
     }
-    load_model_files(folder, manifest, engine, session, comm);
+    load_model_files(folder, manifest, engine, session, comm, magnitudes);
     if (comm.rank() == 0) {
       check_base(json, session, folder);
       verify_unread(folder, manifest);
@@ -330,8 +331,10 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
     std::strncpy(mine.message, message, sizeof(mine.message) - 1);
     failure = std::current_exception();
   };
+  const Magnitudes magnitudes =
+      session.engine.model.lora.is_on() ? Magnitudes() : agreed_magnitudes(engine, folder);
   try {
-    resumed = load_here(folder, engine, session, comm);
+    resumed = load_here(folder, engine, session, comm, magnitudes);
   } catch (const OtherRunError& error) {
     failed(LoadReport::End::other_run, error.what());
   } catch (const CheckpointError& error) {

@@ -22,6 +22,7 @@
 #include "train/checkpoint/base_weights.h"
 #include "train/checkpoint/saved_state.h"
 #include "train/checkpoint/value_checks.h"
+#include "train/checkpoint/weights_source.h"
 
 namespace fp8train {
 namespace {
@@ -56,86 +57,63 @@ std::vector<std::string> unread_tensors(Decoder& model, const TensorSource& sour
 
 namespace {
 
-bool is_token_table(const std::string& parameter) {
-  return parameter == "embedding.weight" || parameter == "head.weight";
+bool has_one_scale(const Parameter& parameter) {
+  return codec_of(parameter.formats.value) == Codec::tensor;
 }
 
-/// Whether the file has fewer rows of an embedding or head than the model.
-bool has_fewer_rows(const TensorSource& source, const std::string& name,
-                    const std::vector<int64_t>& shape) {
-  const SafetensorsEntry* entry = source.find(name);
-  return entry != nullptr && entry->shape.size() == 2 && entry->shape[0] > 0 &&
-         entry->shape[0] < shape[0] && entry->shape[1] == shape[1];
+/// The elements of a parameter that a rank stores: the first, and their number.
+std::pair<int64_t, int64_t> stored_elements(const Parameter& parameter) {
+  const Parameter::Updated& updated = parameter.updated;
+  return updated.whole ? std::pair(int64_t{0}, parameter.shape.count())
+                       : std::pair(updated.first, updated.count());
 }
 
-/// The rows of the file, and for each one that it lacks their mean.
-std::vector<float> read_table(const TensorSource& source, const std::string& name,
-                              const std::vector<int64_t>& shape) {
-  const std::vector<int64_t>& saved = source.find(name)->shape;
-  std::vector<float> values = source.read_f32(name, saved);
-  const auto columns = static_cast<size_t>(shape[1]);
-  std::vector<double> mean(columns, 0.0);
-  for (size_t i = 0; i < values.size(); ++i) mean[i % columns] += static_cast<double>(values[i]);
-  for (double& value : mean) value /= static_cast<double>(saved[0]);
-  for (int64_t row = saved[0]; row < shape[0]; ++row) {
-    for (const double value : mean) values.push_back(static_cast<float>(value));
+/// Stores a rank's part of a tensor with one scale. `amax`: of the whole.
+void store_part(Device& device, const Encoded& part, std::vector<float> values, float amax) {
+  const bool is_empty = values.empty();
+  values.resize(std::max<size_t>(values.size(), 1));  // each rank has the scale
+  HostStored stored(part.format, std::ssize(values));
+  stored.scales.front() = 1.0F;
+  stored.scales.back() = amax;
+  ops::store(Communicator::host_stream(),
+             {.x = ConstView{values.data(), DType::f32, {std::ssize(values)}},
+              .to = stored.tensor,
+              .step = CastStep::codes});
+  if (is_empty) {
+    copy_from_host(device, part.scales, stored.scales.data());
+  } else {
+    upload(device, stored, part);
   }
-  return values;
 }
 
-/// Weights in a model folder.
-struct WeightsSource {
-  const TensorSource& tensors;
-  const ModelConfig& config;
-  MissingTokens missing = MissingTokens::refuse;
-
-  /// Returns `count` values of a rank's part of a parameter from `first` on.
-  std::vector<float> read(const std::string& parameter, const Sharding& part, int64_t first,
-                          int64_t count) const;
-  void read_piece(const HfPiece& piece, bool adds_rows, const Sharding& part,
-                  const std::vector<StateBox>& boxes, std::vector<float>& values) const;
-};
-
-std::vector<float> WeightsSource::read(const std::string& parameter, const Sharding& part,
-                                       int64_t first, int64_t count) const {
-  std::vector<float> values(static_cast<size_t>(count), 0.0F);
-  const std::vector<StateBox> boxes = boxes_of(part, first, count);
-  const bool adds_rows = missing == MissingTokens::append && is_token_table(parameter);
-  for (const HfPiece& piece : hf_pieces(config, parameter)) {
-    read_piece(piece, adds_rows, part, boxes, values);
+/// Sets a parameter of which other ranks may have parts.
+void load_value(Device& device, const Parameter& parameter, const WeightsSource& weights,
+                const Magnitudes& magnitudes) {
+  const Encoded& part = parameter.updated.value;
+  const auto agreed = magnitudes.find(parameter.name);
+  const bool is_agreed = agreed != magnitudes.end();
+  const bool is_whole = parameter.updated.whole || (has_one_scale(parameter) && !is_agreed);
+  const auto [first, count] =
+      is_whole ? std::pair(int64_t{0}, parameter.shape.count()) : stored_elements(parameter);
+  std::vector<float> values = weights.read(parameter.name, parameter.sharding, first, count);
+  if (is_whole) {
+    const Sharding all = whole_of(parameter.sharding.whole, parameter.sharding.index);
+    const float amax =
+        is_agreed ? agreed->second
+        : scale_needs_whole(parameter)
+            ? largest_magnitude(weights.read(parameter.name, all, 0, all.whole.count()))
+            : 0.0F;
+    set_value(device, parameter, values.data(), amax);
+  } else if (is_agreed) {
+    store_part(device, part, std::move(values), agreed->second);
+  } else if (count > 0) {
+    upload(device, stored_in(part.format, values), part);
   }
-  return values;
-}
-
-void WeightsSource::read_piece(const HfPiece& piece, bool adds_rows, const Sharding& part,
-                               const std::vector<StateBox>& boxes,
-                               std::vector<float>& values) const {
-  const int64_t columns = part.width();
-  const std::vector<int64_t> shape = hf_shape(piece, part.whole.rank() == 1, columns);
-  std::vector<float> whole;
-  if (adds_rows && has_fewer_rows(tensors, piece.name, shape)) {
-    whole = read_table(tensors, piece.name, shape);
-  } else if (piece.transposed) {
-    whole = transposed(tensors.read_f32(piece.name, shape), columns, piece.rows);
-  }
-  const int64_t begin = piece.begin * columns;
-  const auto copy_row = [&](int64_t local, int64_t element, int64_t count) {
-    const int64_t from = std::max(begin, element);
-    const int64_t found = std::min(begin + piece.rows * columns, element + count) - from;
-    if (found > 0) {
-      float* const to = values.data() + local + (from - element);
-      if (whole.empty()) {
-        std::ranges::copy(tensors.read_f32(piece.name, shape, from - begin, found), to);
-      } else {
-        std::copy_n(whole.begin() + (from - begin), found, to);
-      }
-    }
-  };
-  for (const StateBox& box : boxes) box.for_each_row(copy_row);
 }
 
 void load_values(Device& device, const ModelConfig& config, const TensorSource& source,
-                 MissingTokens missing, std::vector<const Parameter*> parameters) {
+                 MissingTokens missing, std::vector<const Parameter*> parameters,
+                 const Magnitudes& magnitudes = {}) {
   std::map<std::string, const Parameter*> scales_of;  // of weights that are codes
   std::erase_if(parameters, [&](const Parameter* parameter) {
     const std::string& name = parameter->name;
@@ -155,23 +133,7 @@ void load_values(Device& device, const ModelConfig& config, const TensorSource& 
       load_codes(device, config, source, *parameter, *scales->second);
       continue;
     }
-    const Encoded& part = parameter->updated.value;
-    // One scale follows from the whole tensor.
-    const bool is_whole =
-        parameter->updated.whole || (part.format.is_scaled() && !part.format.block.is_group());
-    const int64_t count = is_whole ? parameter->shape.count() : part.count();
-    const std::vector<float> values = weights.read(parameter->name, parameter->sharding,
-                                                   is_whole ? 0 : parameter->updated.first, count);
-    if (is_whole) {
-      const Sharding all = whole_of(parameter->sharding.whole, parameter->sharding.index);
-      const float amax =
-          scale_needs_whole(*parameter)
-              ? largest_magnitude(weights.read(parameter->name, all, 0, all.whole.count()))
-              : 0.0F;
-      set_value(device, *parameter, values.data(), amax);
-    } else if (count > 0) {
-      upload(device, stored_in(part.format, values), part);
-    }
+    load_value(device, *parameter, weights, magnitudes);
   }
 }
 
@@ -186,8 +148,57 @@ std::vector<const Parameter*> parameters_of(const ParameterStore& store, bool ad
 }  // namespace
 
 void load_weights(Device& device, const ModelConfig& config, const ParameterStore& store,
-                  const TensorSource& source, MissingTokens missing) {
-  load_values(device, config, source, missing, parameters_of(store, false));
+                  const TensorSource& source, MissingTokens missing, const Magnitudes& magnitudes) {
+  load_values(device, config, source, missing, parameters_of(store, false), magnitudes);
+}
+
+Magnitudes agreed_magnitudes(Engine& engine, const std::filesystem::path& folder,
+                             MissingTokens missing) {
+  Communicator* const ranks = engine.mesh().world();
+  const StrategySettings& strategy = engine.settings().strategy;
+  const ParameterFormats formats = parameter_formats(engine.settings().plan);
+  if (ranks == nullptr || codec_of(formats.value) != Codec::tensor ||
+      (strategy.layout.tensor == 1 && strategy.zero_stage == 0)) {
+    return {};
+  }
+  const ParameterStore& store = engine.model().parameters();
+  Magnitudes magnitudes;
+  float failed = 0.0F;
+  try {
+    const TensorSource source(folder);
+    const WeightsSource weights = {source, engine.model().config(), missing};
+    for (const Parameter* const parameter : parameters_of(store, false)) {
+      if (has_one_scale(*parameter)) {
+        const auto [first, count] = stored_elements(*parameter);
+        magnitudes[parameter->name] =
+            largest_magnitude(weights.read(parameter->name, parameter->sharding, first, count));
+      }
+    }
+  } catch (const Error&) {
+    failed = 1.0F;
+  }
+  const std::vector<std::string> names = store.names();
+  std::vector<float> own = {failed};
+  for (const std::string& name : names) {
+    const auto found = magnitudes.find(name);
+    own.push_back(found == magnitudes.end() ? 0.0F : found->second);
+  }
+  std::vector<float> all(own.size() * static_cast<size_t>(ranks->size()));
+  ranks->all_gather(Communicator::host_stream(), own.data(), all.data(), own.size() * sizeof(float))
+      .wait();
+  for (size_t i = 0; i < all.size(); ++i) {
+    float& largest = own[i % own.size()];
+    largest = std::max(largest, all[i]);  // read_f32() refuses NaN
+  }
+  if (own.front() != 0.0F) {
+    return {};
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (const auto found = magnitudes.find(names[i]); found != magnitudes.end()) {
+      found->second = own[i + 1];
+    }
+  }
+  return magnitudes;
 }
 
 TensorSource load_adapters(Device& device, Decoder& model, const std::filesystem::path& folder,
@@ -198,9 +209,9 @@ TensorSource load_adapters(Device& device, Decoder& model, const std::filesystem
   return source;
 }
 
-void load_weights(Device& device, Decoder& model, const TensorSource& source,
-                  MissingTokens missing) {
-  load_weights(device, model.config(), model.parameters(), source, missing);
+void load_weights(Device& device, Decoder& model, const TensorSource& source, MissingTokens missing,
+                  const Magnitudes& magnitudes) {
+  load_weights(device, model.config(), model.parameters(), source, missing, magnitudes);
   warn_of_unread(model, source);
 }
 

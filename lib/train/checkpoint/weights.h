@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "base/host_memory.h"
+#include "engine/engine.h"
 #include "engine/state_tensors.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/safetensors/tensor_source.h"
@@ -22,11 +24,21 @@ namespace fp8train {
 /// adds.
 enum class MissingTokens : uint8_t { refuse, append };
 
-/// Sets every parameter but adapters from its pieces. Throws CheckpointError naming the tensor that
+/// The largest magnitudes of whole tensors with one scale of which ranks have parts, by parameter.
+using Magnitudes = std::map<std::string, float>;
+
+/// Finds those of the weights in a folder, of which each rank reads its parts. Empty where ranks
+/// have whole tensors, and where one of them cannot read its parts: load_weights() says why.
+/// Collective.
+Magnitudes agreed_magnitudes(Engine& engine, const std::filesystem::path& folder,
+                             MissingTokens missing = MissingTokens::refuse);
+
+/// Sets every parameter but adapters from its pieces. A rank reads the whole tensors that
+/// `magnitudes` lacks. Throws CheckpointError naming the tensor that
 /// is missing, has another shape or is not finite. A tied head is not asked for. Warns of unread
 /// tensors.
 void load_weights(Device& device, Decoder& model, const TensorSource& source,
-                  MissingTokens missing = MissingTokens::refuse);
+                  MissingTokens missing = MissingTokens::refuse, const Magnitudes& magnitudes = {});
 
 /// Returns the names of tensors of `source` that the model has no parameter for, but for tensors
 /// that follow from its configuration: tables of angles, causal masks, a tied head.
@@ -39,7 +51,8 @@ TensorSource load_adapters(Device& device, Decoder& model, const std::filesystem
 
 /// Does the same for the parameters of a store: this rank's parts of them. Warns of nothing.
 void load_weights(Device& device, const ModelConfig& config, const ParameterStore& store,
-                  const TensorSource& source, MissingTokens missing = MissingTokens::refuse);
+                  const TensorSource& source, MissingTokens missing = MissingTokens::refuse,
+                  const Magnitudes& magnitudes = {});
 
 /// This rank's copy of weights in host memory, in fp32. The files of a model folder follow from the
 /// model alone, and rank r of n writes file r, r + n, .. of them: at once, if ranks have whole

@@ -337,6 +337,15 @@ void Generator::generate(const std::vector<int32_t>& prompt, const SamplingSetti
   generate({{prompt, settings}}, [&](size_t, int32_t token) { return on_token(token); });
 }
 
+std::shared_ptr<Generator> make_sampler(Engine& engine, int64_t capacity, int64_t texts) {
+  constexpr int64_t kSamplesAtOnce = 8;
+  if (!engine.mesh().leads() && !engine.passes_are_collective()) {
+    return nullptr;
+  }
+  return std::make_shared<Generator>(engine.device(), engine.model(), capacity, model_ranks(engine),
+                                     std::clamp<int64_t>(texts, 1, kSamplesAtOnce));
+}
+
 std::string sample_texts(Generator& generator, const Tokenizer& tokenizer,
                          const SampleSettings& settings, uint64_t seed,
                          const std::function<void()>& on_token) {

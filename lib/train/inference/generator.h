@@ -93,8 +93,9 @@ class Generator {
   Tensor x_, y_;  // of a part of the model, for the longest chunk
 };
 
-/// Texts that samples are generated for at a time.
-inline constexpr int64_t kSamplesAtOnce = 8;
+/// Returns the generator for samples of a run, up to 8 texts at a time, or null on a rank that
+/// makes none: all do, if passes of the engine's model are collective, else the one that leads.
+std::shared_ptr<Generator> make_sampler(Engine& engine, int64_t capacity, int64_t texts);
 
 /// Returns each of the settings' prompts with one continuation, and a line feed after each.
 /// `on_token` is called after each new token. Throws as Generator::generate() does, and DataError

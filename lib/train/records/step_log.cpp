@@ -17,7 +17,7 @@
 
 namespace fp8train {
 StepLog::StepLog(const Session& session, Device& device, const Topology& ranks, RunRecords& records,
-                 RunListener& listener)
+                 RunListener& listener, bool leads)
     : session_(&session),
       device_(&device),
       records_(&records),
@@ -25,7 +25,7 @@ StepLog::StepLog(const Session& session, Device& device, const Topology& ranks, 
       limits_(device.kind(), device.traits(),
               device.kind() == DeviceKind::cuda ? gpu_kind_in(device.description()) : nullptr,
               ranks) {
-  if (device.kind() == DeviceKind::cuda) {
+  if (leads && device.kind() == DeviceKind::cuda) {
     monitor_.emplace();
   }
   if (session.data.train.is_blend()) {
@@ -135,7 +135,6 @@ Shares shares_of(SpeedLimits& limits, const Engine& engine, const std::vector<do
 }  // namespace
 
 void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
-  const std::optional<GpuState> gpu = monitor_ ? monitor_->current() : std::nullopt;
   FlightRecorder* const recorder = flight_recorder();
   std::vector<SectionSeconds> seconds_of_ranks;
   const LossReport loss = engine.step_loss(
@@ -178,7 +177,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
                         ? std::optional<double>(control.loss_scale)
                         : std::nullopt,
       .skipped_steps = control.skipped_steps,
-      .gpu = gpu,
+      .gpu = gpu_,
       .straggler = find_straggler(seconds_of_ranks),
       .stage_idle = idle_of_stages(waits, seconds),
       .planned_stage_idle = waits.planned,

@@ -26,7 +26,7 @@ class StepLog {
  public:
   /// All arguments outlive the object.
   StepLog(const Session& session, Device& device, const Topology& ranks, RunRecords& records,
-          RunListener& listener);
+          RunListener& listener, bool leads);
 
   /// Starts the measurement of the steps that follow `step`.
   void begin_at(int64_t step);
@@ -38,6 +38,9 @@ class StepLog {
   /// Leaves out seconds that are not training: those of evaluations, samples and saves.
   void leave_out(double seconds) { seconds_left_out_ += seconds; }
 
+  /// Reads the state of the GPU on the rank that leads, while it still computes a step: called
+  /// before write(), and before the host waits for the step.
+  void look_at_gpu() { gpu_ = monitor_ ? monitor_->current() : std::nullopt; }
   /// Reports the steps since the last call. Called after a step of which the engine collected
   /// statistics. Collective. Sets the loss of `state`. `sent`: by this rank in that step.
   void write(Engine& engine, TrainingState& state, const Traffic& sent);
@@ -57,7 +60,8 @@ class StepLog {
   RunListener* listener_;
   std::optional<Samples> blend_;  ///< set if sources have weights
   SpeedLimits limits_;
-  std::optional<GpuMonitor> monitor_;  ///< set on a GPU; asked before the host waits for a step
+  std::optional<GpuMonitor> monitor_;  ///< set on a GPU, on the rank that leads
+  std::optional<GpuState> gpu_;
   ScalingWarnings scaling_warnings_;
   Stopwatch since_log_;
   double seconds_left_out_ = 0;

@@ -12,6 +12,14 @@ const char* name_of(DivergenceKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
+DivergenceError only_skipped(const ops::StepControl& control, int64_t step,
+                             const std::string& remark) {
+  return {fmt::format("the gradients of the last {} steps up to step {} were not finite: training "
+                      "has diverged; lower optimizer.lr{}",
+                      control.skipped_in_a_row, step, remark),
+          DivergenceKind::skipped_steps, step - control.skipped_in_a_row + 1};
+}
+
 void check_dropped(int64_t step, const ExpertLoads& loads, const MoeSettings& settings) {
   if (loads.dropped > settings.max_dropped) {
     const bool warms_up = settings.warms_up(step - 1);

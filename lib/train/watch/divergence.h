@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "config/settings.h"
 #include "engine/expert_loads.h"
+#include "optim/optimizer.h"
 
 namespace fp8train {
 
@@ -38,6 +39,11 @@ class DivergenceError : public NumericError {
   DivergenceKind kind_;
   int64_t first_step_;
 };
+
+/// Returns the error of a run whose last steps, up to `step`, were all skipped. `remark`: at its
+/// end.
+DivergenceError only_skipped(const ops::StepControl& control, int64_t step,
+                             const std::string& remark);
 
 /// Throws NumericError where experts have dropped more than the settings allow.
 void check_dropped(int64_t step, const ExpertLoads& loads, const MoeSettings& settings);

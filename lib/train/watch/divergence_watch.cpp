@@ -83,11 +83,7 @@ void SkipGuard::check(const ops::StepControl& control, int64_t step, int64_t ste
 
 void SkipGuard::check_row(const ops::StepControl& control, int64_t step) const {
   if (control.skipped_in_a_row >= most_in_a_row_ && !searching(control)) {
-    throw DivergenceError(
-        fmt::format("the gradients of the last {} steps up to step {} were not finite: training "
-                    "has diverged; lower optimizer.lr{}",
-                    control.skipped_in_a_row, step, first_tensor()),
-        DivergenceKind::skipped_steps, step - control.skipped_in_a_row + 1);
+    throw only_skipped(control, step, first_tensor());
   }
 }
 
