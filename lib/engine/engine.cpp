@@ -45,7 +45,8 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
               .sharing = strategy_->sharing(),
               .part = part_of_stage(settings, mesh()),
               .tensor = tensor_share(settings, mesh()),
-              .experts = expert_share(settings, mesh(), !strategy_->sharing().shards),
+              .experts = expert_share(
+                  settings, mesh(), !strategy_->sharing().shards && !strategy_->sharing().owners),
               .offloads = settings.optimizer.offloads}),
       scratch_(device, MemoryCategory::workspace),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {

@@ -109,6 +109,11 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
     offload_ = std::make_unique<SavedOffload>(device, blocks_.size() + 1 - first);
   }
   allocate(options);
+  for (const auto& parameter : parameters_.all()) {
+    if (parameters_.owners() != nullptr && experts_.ranks > 1 && parameter->updated.elsewhere()) {
+      parameter->counts_in_norm = false;
+    }
+  }
 }
 
 void Decoder::add_embeddings() {
