@@ -95,8 +95,8 @@ ChunkDeal deal_by_pairs(std::span<const int64_t> pairs, int64_t ranks) {
   for (const size_t chunk : order) {
     OfRank* least = nullptr;
     for (OfRank& rank : dealt) {
-      const bool has_room = std::ssize(rank.chunks) < per_rank;
-      least = has_room && (least == nullptr || rank.pairs < least->pairs) ? &rank : least;
+      const bool has_all = std::ssize(rank.chunks) == per_rank;
+      least = !has_all && (least == nullptr || rank.pairs < least->pairs) ? &rank : least;
     }
     least->chunks.push_back(static_cast<int64_t>(chunk));
     least->pairs += pairs[chunk];
