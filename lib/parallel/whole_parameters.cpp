@@ -12,7 +12,7 @@
 namespace fp8train {
 namespace {
 
-/// The most expensive first, each to the rank that has the least to do so far. Of experts,
+/// Deals the most expensive first, each to the rank that has the least to do so far. Of experts,
 /// `different` ranks one after another have different ones: each updates its own.
 UpdateOwners balanced_owners(const ParameterStore& store, int ranks, int rank, int different,
                              double (*cost_of)(const Parameter&)) {

@@ -24,7 +24,7 @@
 namespace fp8train {
 namespace {
 
-/// So many ranks, one after another.
+/// Returns the group of this rank where so many ranks, one after another, make one.
 std::unique_ptr<Communicator> group_of(Communicator& ranks, int size) {
   std::vector<int> group_of_rank;
   for (int rank = 0; rank < ranks.size(); ++rank) {
