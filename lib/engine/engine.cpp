@@ -45,7 +45,8 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
               .sharing = strategy_->sharing(),
               .part = part_of_stage(settings, mesh()),
               .tensor = tensor_share(settings, mesh()),
-              .experts = expert_share(settings, mesh(), !strategy_->sharing().shards),
+              .experts = expert_share(settings, mesh(),
+                                      !strategy_->sharing().shards && !strategy_->sharing().owners),
               .offloads = settings.optimizer.offloads}),
       scratch_(device, MemoryCategory::workspace),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
@@ -160,7 +161,9 @@ StepContext Engine::context(const MicroBatchMemory& memory, bool training,
           .tensor_parts = settings_.strategy.layout.parts_of_rank(),
           .sums_in_fp32 = settings_.strategy.layout.tensor_parts > 0,
           .context_ranks = context_ranks_.get(),
-          .gathers_keys = settings_.strategy.layout.context_kind == ContextKind::gather,
+          .chunks = settings_.strategy.layout.context_kind == ContextKind::gather
+                        ? &memory.batch.chunks
+                        : nullptr,
           .expert_ranks = expert_ranks_.get(),
           .counted_rows = training ? 0 : counted_rows_};
 }

@@ -25,17 +25,27 @@ void Engine::upload(const Batch& batch, BatchMemory& memory) const {
   }
 }
 
+ChunkDeal deal_chunks(const EngineSettings& settings, const Batch& batch) {
+  const ParallelLayout& layout = settings.strategy.layout;
+  if (layout.context_kind == ContextKind::heads) {
+    return deal_in_order(layout.context);
+  }
+  return batch.document_starts.empty()
+             ? deal_ends(layout.context)
+             : deal_documents(batch.document_starts, batch.columns, layout.context);
+}
+
 /// The ranks of the context axis are given the same whole sequences.
 void Engine::upload_part(const Batch& batch, BatchMemory& memory) const {
   if (counts_only(*device_)) {
     return;  // a dry run has no tokens
   }
   const int64_t length = settings_.length_of_rank();
+  memory.chunks = deal_chunks(settings_, batch);
   std::vector<int32_t> tokens, targets, starts;
   for (int64_t row = 0; row < batch.rows; ++row) {
     for (int64_t t = 0; t < length; ++t) {
-      const int64_t position =
-          settings_.strategy.layout.position(t, length, context_ranks_->rank());
+      const int64_t position = memory.chunks.position(t, length, context_ranks_->rank());
       const auto from = static_cast<size_t>(row * batch.columns + position);
       tokens.push_back(batch.tokens[from]);
       targets.push_back(batch.targets[from]);

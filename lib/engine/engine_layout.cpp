@@ -9,7 +9,6 @@
 #include "base/key_error.h"
 #include "base/nearest.h"
 #include "base/text.h"
-#include "optim/registry.h"
 
 namespace fp8train {
 namespace {
@@ -95,13 +94,6 @@ ExpertShare expert_share(const EngineSettings& settings, const Mesh& mesh, bool 
                     "that does is {}",
                     share.ranks, experts, nearest_divisor(experts, share.ranks)));
   }
-  if (share.ranks > 1 && settings.strategy.zero_stage == 1 &&
-      optimizer_named(settings.optimizer.name).whole_cost != nullptr) {
-    throw KeyError("parallelism.zero_stage",
-                   fmt::format(": 1 with optimizer.name {} deals whole parameters to ranks, and "
-                               "parallelism.expert gives them different ones; take 0",
-                               settings.optimizer.name));
-  }
   return share;
 }
 
@@ -119,11 +111,6 @@ void check_documents(const EngineSettings& settings, const DeviceTraits& traits)
 TensorShare tensor_share(const EngineSettings& settings, const Mesh& mesh) {
   const TensorShare share = {mesh.index(Axis::tensor), mesh.size(Axis::tensor),
                              settings.strategy.layout.parts_of_rank()};
-  if (share.ranks > 1 && optimizer_named(settings.optimizer.name).whole_cost != nullptr) {
-    throw KeyError("parallelism.tensor",
-                   " cuts matrices into parts, and optimizer.name: " + settings.optimizer.name +
-                       " updates whole ones; take adamw");
-  }
   check_context(settings, settings.model.num_key_value_heads / share.ranks);
   check_tensor_rows(share, settings.rows_of_rank());
   return share;

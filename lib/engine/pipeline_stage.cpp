@@ -33,6 +33,7 @@ BatchMemory::BatchMemory(Device& device, const EngineSettings& settings, bool nu
   }
   if (settings.strategy.layout.context > 1) {
     row_starts = Tensor(device, DType::i32, batch_shape(settings), MemoryCategory::batch);
+    chunks = deal_chunks(settings, {});
   }
   if (settings.counts_targets) {
     target_share = Tensor(device, DType::f32, {1}, MemoryCategory::batch);

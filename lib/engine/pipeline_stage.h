@@ -11,6 +11,7 @@
 #include "engine/stage_messages.h"
 #include "engine/tied_table.h"
 #include "model/decoder.h"
+#include "nn/context_gather.h"
 #include "optim/optimizer.h"
 #include "parallel/layout.h"
 
@@ -29,7 +30,11 @@ struct BatchMemory {
   Tensor target_share;     ///< used if targets are counted
   Tensor pass;             ///< StepContext::pass
   float share = 1.0F;      ///< Engine::target_share()
+  ChunkDeal chunks;        ///< used if ranks share sequences
 };
+
+/// Returns the positions that ranks which share sequences have of those of a batch.
+ChunkDeal deal_chunks(const EngineSettings& settings, const Batch& batch);
 
 /// The memory of a micro-batch in a chunk, from its forward pass to its last action. Activations
 /// that end with its backward pass have memory of their own.

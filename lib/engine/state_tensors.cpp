@@ -209,8 +209,9 @@ StateWriter state_writer(const ParameterStore& store, const Mesh& mesh) {
   const bool by_state = share || mesh.size(Group::expert) == 1;
   const Group sharing = by_state ? Group::state : Group::expert_state;
   const int of_group = share ? share->ranks : 1;
-  StateWriter writer = {.writes = share ? share->writes : mesh.index(sharing) == 0,
-                        .in_parts = !has_all || store.shards() != nullptr};
+  StateWriter writer = {
+      .writes = share ? share->writes : mesh.index(sharing) == 0,
+      .in_parts = !has_all || store.shards() != nullptr || mesh.size(Group::expert) > 1};
   if (!has_all) {
     const MeshShape::Series group = mesh.shape().series(sharing);
     const auto writers = [&](int ranks) {
@@ -232,6 +233,7 @@ StateWriter state_writer(const ParameterStore& store, const Mesh& mesh) {
 std::vector<StateTensor> saved_weights(const ParameterStore& store, const Mesh& mesh,
                                        const std::vector<std::vector<ModelTensor>>& files) {
   const StateWriter writer = state_writer(store, mesh);
+  const bool has_owners = store.owners() != nullptr;
   std::set<std::string> wanted;
   const auto rank = static_cast<size_t>(mesh.world_rank());
   const auto ranks = static_cast<size_t>(mesh.world_size());
@@ -245,7 +247,8 @@ std::vector<StateTensor> saved_weights(const ParameterStore& store, const Mesh& 
     const bool is_shard = store.shards() != nullptr;
     const Encoded& value = is_shard ? parameter->updated.value : parameter->stored_value;
     if (value.count() > 0 && (files.empty() || wanted.contains(parameter->name)) &&
-        (!writer.in_parts || (writer.writes && is_saved_by(mesh, *parameter)))) {
+        (!writer.in_parts || (writer.writes && is_saved_by(mesh, *parameter) &&
+                              !(has_owners && parameter->updated.elsewhere())))) {
       saved.push_back({.name = "value." + parameter->name,
                        .tensor = value,
                        .sharding = parameter->sharding,

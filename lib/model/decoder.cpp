@@ -201,6 +201,11 @@ void Decoder::allocate_loads(bool trains, bool has_losses) {
 
 void Decoder::allocate(const DecoderOptions& options) {
   parameters_.allocate(*device_, options.gradients, options.sharing);
+  if (parameters_.owners() != nullptr && experts_.ranks > 1) {
+    for (const auto& parameter : parameters_.all()) {  // each rank counts what it updates
+      parameter->counts_in_norm = parameter->counts_in_norm && !parameter->updated.elsewhere();
+    }
+  }
   scaling_.allocate(*device_);
   for (size_t unit = 0; unit < units(); ++unit) {
     for_each_linear(unit, [&](Linear& linear) {

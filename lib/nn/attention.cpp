@@ -18,11 +18,11 @@ namespace {
 
 /// Whether ranks swap rows for heads around attention.
 bool swaps(const StepContext& context) {
-  return context.context_ranks != nullptr && !context.gathers_keys;
+  return context.context_ranks != nullptr && context.chunks == nullptr;
 }
 
 bool gathers(const StepContext& context) {
-  return context.context_ranks != nullptr && context.gathers_keys;
+  return context.context_ranks != nullptr && context.chunks != nullptr;
 }
 
 /// Queries of a rank that follow each other in the sequence.
@@ -35,10 +35,12 @@ std::vector<Chunk> chunks(const StepContext& context, int64_t length, int64_t pa
   if (!gathers(context)) {
     return {{0, length, past}};
   }
-  const auto [first, second] =
-      chunks_of_rank(context.context_ranks->rank(), context.context_ranks->ranks());
-  const int64_t count = length / 2;
-  return {{0, count, first * count}, {count, count, second * count}};
+  std::vector<Chunk> all;
+  const int64_t count = length / context.chunks->per_rank;
+  for (int64_t i = 0; i < context.chunks->per_rank; ++i) {
+    all.push_back({i * count, count, context.chunks->at(context.context_ranks->rank(), i) * count});
+  }
+  return all;
 }
 
 /// The rows of each sequence from `first` on.
@@ -288,7 +290,7 @@ void Attention::attention_backward(const StepContext& context, const View& d_att
     return std::array{slice(of, first, count), slice(of, first + attending.kv_heads, count)};
   };
   std::array<ops::HeadsView, 2> keys = keys_of(saved.projected, attending.heads, length);
-  std::array<View, 2> sums;  // of each chunk's gradients of all keys
+  std::array<View, 2> sums;  // of the gradients of all keys: of all chunks, and of one
   if (gathers(context)) {
     keys = gather_keys(context, saved.projected, batch);
     for (View& sum : sums) {
@@ -299,7 +301,7 @@ void Attention::attention_backward(const StepContext& context, const View& d_att
   }
   for (const Chunk& chunk : chunks(context, length, 0)) {
     ArenaScope inner(*context.scratch);
-    const View& sum = sums[chunk.first == 0 ? 0 : 1];
+    const View& sum = sums[chunk.first == 0 ? 0 : 1];  // chunks ascend: what follows is 0
     const std::array<ops::HeadsView, 2> gradients =
         sum.empty() ? keys_of(d_projected, attending.heads, length)
                     : keys_of(sum, 0, keys[0].length_capacity);
@@ -316,12 +318,18 @@ void Attention::attention_backward(const StepContext& context, const View& d_att
         .dv = gradients[1],
         .document_starts = context.document_starts};
     call.shape.deterministic = context.deterministic;
-    const int64_t scratch = ops::attention_backward_scratch(context.stream, call);
+    ops::AttentionBackward largest = call;
+    if (!sum.empty() && !context.document_starts.empty()) {  // the next batch has other chunks
+      largest.shape.key_length = keys[0].length_capacity;
+    }
+    const int64_t scratch = ops::attention_backward_scratch(context.stream, largest);
     call.scratch = allocate(*context.scratch, DType::f32, {scratch});
     ops::attention_backward(context.stream, call);
+    if (chunk.first > 0) {
+      ops::add(context.stream, sums[0], sums[1], sums[0]);
+    }
   }
   if (gathers(context)) {
-    ops::add(context.stream, sums[0], sums[1], sums[0]);
     sum_chunks(context, sums[0], slice(d_projected, dimensions_.heads, length));
   }
 }

@@ -12,6 +12,8 @@
 
 namespace fp8train {
 
+struct ChunkDeal;
+
 /// Learns in the backward pass of a step's last micro-batch which gradients are complete, so that
 /// their exchange can begin while the pass continues. All ranks are given the same in the same
 /// order.
@@ -109,7 +111,8 @@ struct StepContext {
 
   /// The ranks that share each sequence; null: one rank. They swap rows for heads around attention.
   RankExchange* context_ranks = nullptr;
-  bool gathers_keys = false;  ///< they gather keys and values instead
+  /// Not null: they gather keys and values instead, and have these chunks (nn/context_gather.h).
+  const ChunkDeal* chunks = nullptr;
   /// The ranks that have different experts of each layer; null: this one has all.
   RankExchange* expert_ranks = nullptr;
   /// In an evaluation: the first so many rows, before tensor ranks divide them, are of samples, and

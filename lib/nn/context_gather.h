@@ -1,23 +1,46 @@
 #pragma once
-// Ranks that share sequences and gather keys and values: each has two chunks of T / (2 ranks)
-// positions of every sequence, one that few keys are before and one that many are, so that all see
-// about as many pairs (Llama 3, arXiv 2407.21783, section 3.3.2).
+// Ranks that share sequences and gather keys and values: each has equally many chunks of equally
+// many positions of every sequence. Of whole sequences it has two, one that few keys are before and
+// one that many are, so that all see about as many pairs (Llama 3, arXiv 2407.21783, section
+// 3.3.2). Where sequences have several documents, chunks are dealt by the pairs that are visible.
 
-#include <array>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "nn/context.h"
 #include "ops/attention/attention.h"
 
 namespace fp8train {
 
-/// Returns the numbers of a rank's chunks among those of a sequence.
-constexpr std::array<int64_t, 2> chunks_of_rank(int64_t rank, int64_t ranks) {
-  return {rank, 2 * ranks - 1 - rank};
-}
+/// The chunks of sequences that ranks have.
+struct ChunkDeal {
+  int64_t per_rank = 1;
+  std::vector<int64_t> chunks;  ///< [ranks, per_rank]: numbers in the sequence, ascending of a rank
+
+  int64_t at(int64_t rank, int64_t i) const {
+    return chunks[static_cast<size_t>(rank * per_rank + i)];
+  }
+  /// Returns the position in its sequence of token t of the `length` that a rank has of it.
+  int64_t position(int64_t t, int64_t length, int64_t rank) const {
+    const int64_t chunk = length / per_rank;
+    return at(rank, t / chunk) * chunk + t % chunk;
+  }
+};
+
+/// Returns the deal by which each rank has one chunk, in their order.
+ChunkDeal deal_in_order(int64_t ranks);
+/// Returns the deal of whole sequences.
+ChunkDeal deal_ends(int64_t ranks);
+/// Deals chunks that see so many pairs, equally many to each rank: the one that sees most to the
+/// rank that sees the fewest so far.
+ChunkDeal deal_by_pairs(std::span<const int64_t> pairs, int64_t ranks);
+/// The same of a micro-batch of documents, by their starts, [rows, length]: eight chunks to each
+/// rank if they divide the length.
+ChunkDeal deal_documents(std::span<const int32_t> starts, int64_t length, int64_t ranks);
 
 /// whole: [B, T, W], the rows of all ranks in the order of positions. `own` has the W elements of
-/// this rank's rows, those of its first chunk before those of its second.
+/// this rank's rows, chunk after chunk.
 void gather_chunks(const StepContext& context, const ops::HeadsView& own, const View& whole);
 /// own = this rank's rows of the sum of all ranks' `partial`, fp32 [B, T, W], rounded once.
 void sum_chunks(const StepContext& context, const View& partial, const ops::HeadsView& own);

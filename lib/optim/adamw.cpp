@@ -67,7 +67,7 @@ ops::AdamW AdamW::call(size_t index, const ops::QuantizeSink& cast) const {
 
 void AdamW::find_amax(Stream stream) {
   for (size_t i = 0; i < parameters().all().size(); ++i) {
-    if (parameter(i).trained && parameter(i).updated.count() > 0) {
+    if (parameter(i).updated.count() > 0 && !moment1_.of(i).empty()) {
       ops::QuantizeSink cast = parameter(i).cast;
       cast.statistics = nullptr;
       ops::adamw_amax(stream, call(i, cast), device_control());

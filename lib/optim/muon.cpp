@@ -3,16 +3,20 @@
 // singular values are near 1, by a Newton-Schulz iteration in bf16. Everything else (embeddings,
 // head, norms, biases) is AdamW's. A fused weight is several matrices, each orthogonalized for
 // itself, as the GPT-2 speed run splits its QKV (github.com/KellerJordan/modded-nanogpt,
-// train_gpt2.py, Muon.step); gate and up are two matrices wherever they are not fused.
+// train_gpt2.py, Muon.step); gate and up are two matrices wherever they are not fused. Ranks that
+// have parts of a matrix gather what is orthogonalized, and each takes its part of the result
+// (NVIDIA/Megatron-LM, d98e8a6, megatron/core/optimizer/emerging_optimizers.py: duplicated).
 //
 // It is made of operations that all devices have: ops::sgd adds to the momentum, and once more to
 // the weight, and takes its factors from control blocks of its own.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/error.h"
 #include "base/key_error.h"
+#include "ops/attention/copy_rows.h"
 #include "ops/gemm/gemm.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/storage/storage.h"
@@ -32,6 +36,23 @@ bool is_matrix(const Parameter& parameter) {
   return !parameter.matrices.empty();
 }
 
+/// How the ranks of the tensor axis have the matrices of a parameter: each the same rows of all,
+/// or the same columns.
+struct Parts {
+  bool by_columns;
+  int64_t ranks, rank;
+
+  explicit Parts(const Parameter& parameter) {
+    const Sharding& part = parameter.sharding;
+    by_columns = part.columns < part.width();
+    ranks = part.whole.count() / parameter.shape.count();
+    rank = by_columns ? part.first_column / part.columns
+                      : part.runs.front().begin / part.runs.front().rows;
+  }
+  /// Returns the rows of a matrix of which a rank has so many.
+  int64_t whole_rows(int64_t rows) const { return by_columns ? rows : rows * ranks; }
+};
+
 /// Whether the format rounds to nearest. A remainder belongs to master weights.
 bool is_momentum_format(const TensorFormat& format) {
   return is_stored_format(format) && !format.remainder && format.rounding == Rounding::nearest_even;
@@ -48,12 +69,39 @@ double scale_of(MuonScale scale, int64_t rows, int64_t columns) {
 double update_cost(const Parameter& parameter) {
   constexpr double kPasses = 20, kSteps = 5;
   double cost = kPasses * static_cast<double>(parameter.shape.count());
-  for (const int64_t rows : parameter.matrices) {
-    const auto side = static_cast<double>(std::min(rows, parameter.shape[1]));
-    const auto length = static_cast<double>(std::max(rows, parameter.shape[1]));
+  const int64_t columns = parameter.sharding.width();
+  for (const int64_t of_rank : parameter.matrices) {
+    const int64_t rows = Parts(parameter).whole_rows(of_rank);
+    const auto side = static_cast<double>(std::min(rows, columns));
+    const auto length = static_cast<double>(std::max(rows, columns));
     cost += kSteps * side * side * (4 * length + 2 * side);
   }
   return cost;
+}
+
+/// Copies [ranks, part] to the whole matrices or, of this rank, back.
+void copy_parts(Stream stream, const Parameter& of, const View& of_ranks, const View& whole,
+                bool to_whole) {
+  const Parts parts(of);
+  const int64_t width = whole.shape[1];
+  const int64_t columns = of.shape[1];
+  const int64_t first = to_whole ? 0 : parts.rank;
+  int64_t begin = 0;
+  for (const int64_t rows : of.matrices) {
+    const int64_t shift = parts.by_columns ? columns : rows * width;  // from rank to rank
+    const std::array<int64_t, 3> of_part = {0, of.shape.count(), columns};
+    const std::array<int64_t, 3> of_whole = {0, shift, width};
+    void* const part = of_ranks.as<float>() + first * of.shape.count() + begin * columns;
+    void* const rank_of_whole = whole.as<float>() + parts.whole_rows(begin) * width + first * shift;
+    ops::copy_rows(stream, {.from = to_whole ? part : rank_of_whole,
+                            .to = to_whole ? rank_of_whole : part,
+                            .dtype = DType::f32,
+                            .extents = {1, to_whole ? parts.ranks : 1, rows},
+                            .width = columns,
+                            .from_strides = to_whole ? of_part : of_whole,
+                            .to_strides = to_whole ? of_whole : of_part});
+    begin += rows;
+  }
 }
 
 /// Factors that operations read on the device.
@@ -82,7 +130,10 @@ class Muon final : public AdamW {
  private:
   void check_formats(const Parameter& parameter) const;
   Factors* factors() const { return static_cast<Factors*>(factors_.data()); }
-  View find_direction(const Update& step, size_t index) const;
+  void find_direction(const Update& step, size_t index, const View& direction) const;
+  void store_momentum(const Update& step, const Parameter& of, const View& momentum,
+                      const Encoded& to) const;
+  void orthogonalize_all(const Update& step, size_t index, const View& matrices) const;
   void orthogonalize(const Update& step, const View& matrix) const;
   void normalize(const Update& step, const View& matrix) const;
 
@@ -106,7 +157,8 @@ Muon::Muon(const OptimizerSite& site)
       momentum_.add(i, of.formats.moment1, of);
     }
     for (const int64_t rows : of.matrices) {
-      scales.push_back(static_cast<float>(scale_of(settings().muon.scale, rows, of.shape[1])));
+      scales.push_back(static_cast<float>(
+          scale_of(settings().muon.scale, Parts(of).whole_rows(rows), of.sharding.width())));
     }
   }
   momentum_.allocate(device());
@@ -177,14 +229,19 @@ Optimizer::Done Muon::update(const Update& step, size_t index) {
     return AdamW::update(step, index);
   }
   const ArenaScope scope(*step.scratch);
-  const View direction = find_direction(step, index);
-  int64_t begin = 0;
-  for (size_t i = 0; i < of.matrices.size(); ++i) {
-    const View matrix = rows_of(direction, begin, of.matrices[i]);
-    orthogonalize(step, matrix);
-    ops::scale_by(step.stream, matrix,
-                  static_cast<float*>(scales_.data()) + first_scale_[index] + i);
-    begin += of.matrices[i];
+  const Parts parts(of);
+  const View of_ranks =
+      allocate(*step.scratch, DType::f32, {parts.ranks * of.shape[0], of.shape[1]});
+  const View direction = rows_of(of_ranks, parts.rank * of.shape[0], of.shape[0]);
+  find_direction(step, index, direction);
+  if (parts.ranks == 1) {
+    orthogonalize_all(step, index, direction);
+  } else {
+    step.combiner->gather(direction, of_ranks);
+    const View whole = allocate(*step.scratch, DType::f32, of.sharding.whole);
+    copy_parts(step.stream, of, of_ranks, whole, true);
+    orthogonalize_all(step, index, whole);
+    copy_parts(step.stream, of, of_ranks, whole, false);
   }
   ops::sgd(step.stream,
            {.weight = of.updated.value.codes,
@@ -197,10 +254,24 @@ Optimizer::Done Muon::update(const Update& step, size_t index) {
   return {.copied = true};
 }
 
-/// Updates m = mu m + (1 - mu) g. Returns mu m + (1 - mu) g with Nesterov's momentum, else m.
-View Muon::find_direction(const Update& step, size_t index) const {
+/// Orthogonalizes and scales each of the matrices, which are whole.
+void Muon::orthogonalize_all(const Update& step, size_t index, const View& matrices) const {
   const Parameter& of = parameter(index);
-  const View direction = allocate(*step.scratch, DType::f32, of.shape);
+  int64_t begin = 0;
+  for (size_t i = 0; i < of.matrices.size(); ++i) {
+    const int64_t rows = Parts(of).whole_rows(of.matrices[i]);
+    const View matrix = rows_of(matrices, begin, rows);
+    orthogonalize(step, matrix);
+    ops::scale_by(step.stream, matrix,
+                  static_cast<float*>(scales_.data()) + first_scale_[index] + i);
+    begin += rows;
+  }
+}
+
+/// Updates m = mu m + (1 - mu) g. direction = mu m + (1 - mu) g with Nesterov's momentum, else m.
+void Muon::find_direction(const Update& step, size_t index, const View& direction) const {
+  const ArenaScope scope(*step.scratch);
+  const Parameter& of = parameter(index);
   View gradient = of.updated.gradient.codes;
   if (of.updated.gradient.format != TensorFormat{}) {
     gradient = allocate(*step.scratch, DType::f32, of.shape);
@@ -233,9 +304,20 @@ View Muon::find_direction(const Update& step, size_t index) const {
              &factors()->direction);
   }
   if (!is_fp32) {
-    ops::store(step.stream, {.x = momentum, .to = stored, .skip = &device_control()->skip});
+    store_momentum(step, of, momentum, stored);
   }
-  return direction;
+}
+
+void Muon::store_momentum(const Update& step, const Parameter& of, const View& momentum,
+                          const Encoded& to) const {
+  ops::Store call = {.x = momentum, .to = to, .skip = &device_control()->skip};
+  if (of.sharding.cut == Axis::tensor && codec_of(to.format) == Codec::tensor) {
+    call.step = CastStep::amax;
+    ops::store(step.stream, call);
+    step.combiner->largest({to.scales.as<float>() + 1, DType::f32, {1}});
+    call.step = CastStep::codes;
+  }
+  ops::store(step.stream, call);
 }
 
 /// Makes the Frobenius norm 1, in place.

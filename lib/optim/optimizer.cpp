@@ -60,6 +60,10 @@ void cast_weight(Stream stream, const Parameter& parameter, const ops::QuantizeS
 
 }  // namespace
 
+void RankCombiner::gather(const View& /*part*/, const View& /*of_ranks*/) {
+  throw InternalError("these ranks have no parts of a matrix");
+}
+
 void OptimizerState::add(size_t index, const TensorFormat& format, const Parameter& parameter) {
   if (!parameter.trained) {
     return;
@@ -207,7 +211,7 @@ void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics,
   if (combiner != nullptr && combiner->of_parts()) {
     combine_scales(stream, *combiner);
   }
-  const Update step = {stream, &scratch, collect_statistics};
+  const Update step = {stream, &scratch, collect_statistics, combiner};
   begin_update(step);
   for (size_t i = 0; i < parameters().all().size(); ++i) {
     if (parameter(i).trained && !parameter(i).updated.elsewhere()) {

@@ -32,6 +32,9 @@ class RankCombiner {
   virtual void largest(const View& values) = 0;
   /// The same over the ranks that share parameters with Parameter::of_experts().
   virtual void largest_of_experts(const View& values) { largest(values); }
+  /// Gets of_ranks: [ranks, part], fp32, where ranks have parts of a matrix: those of Axis::tensor.
+  /// `part` lies in it, at this rank's position. Throws InternalError unless it is overridden.
+  virtual void gather(const View& part, const View& of_ranks);
   /// False: ranks update whole parameters, and have in common the norm alone.
   virtual bool of_parts() const { return true; }
 };
@@ -137,6 +140,7 @@ class Optimizer {
     Stream stream;
     Arena* scratch;
     bool collect_statistics = false;
+    RankCombiner* combiner = nullptr;  ///< as in step()
   };
 
   explicit Optimizer(const OptimizerSite& site);

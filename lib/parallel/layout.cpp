@@ -13,7 +13,6 @@
 #include "base/key_error.h"
 #include "base/nearest.h"
 #include "base/text.h"
-#include "nn/context_gather.h"
 
 namespace fp8train {
 namespace {
@@ -42,14 +41,6 @@ void check_parts(const ParallelLayout& layout) {
 }
 
 }  // namespace
-
-int64_t ParallelLayout::position(int64_t t, int64_t length, int64_t context_rank) const {
-  if (context_kind == ContextKind::heads) {
-    return context_rank * length + t;
-  }
-  const int64_t chunk = length / 2;
-  return chunks_of_rank(context_rank, context)[static_cast<size_t>(t / chunk)] * chunk + t % chunk;
-}
 
 MeshShape mesh_shape(const ParallelLayout& layout, const Topology& ranks) {
   MeshShape shape = MeshShape::along_data(ranks);

@@ -38,9 +38,6 @@ struct ParallelLayout {
 
   /// Returns how many partial results a rank makes of each such sum.
   int64_t parts_of_rank() const { return tensor_parts == 0 ? 1 : tensor_parts / tensor; }
-  /// Returns the position in its sequence of token t of the `length` that a rank of the context
-  /// axis has of it.
-  int64_t position(int64_t t, int64_t length, int64_t context_rank) const;
   PipelineShape pipeline_shape(int64_t micro_batches) const {
     return {static_cast<int>(pipeline), static_cast<int>(virtual_stages), micro_batches};
   }

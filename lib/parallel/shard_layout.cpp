@@ -23,8 +23,10 @@ class LayoutMaker {
     const int index = site.mesh.index(Group::state);
     const int sharing = site.shard_ranks();
     layout_.shared = {.count = sharing, .rank = index % sharing};
-    layout_.of_experts = {.count = site.mesh.size(Group::expert_state),
-                          .rank = site.mesh.index(Group::expert_state)};
+    const MeshShape& shape = site.mesh.shape();
+    const int of_experts = sharing * shape.tensor / shape.expert;
+    layout_.of_experts = {.count = of_experts,
+                          .rank = site.mesh.index(Group::expert_state) % of_experts};
     layout_.writes = index < sharing;
     layout_.operands_share_slots = stage() >= 3;
     layout_.adds_shards = site.adds_shards();
@@ -106,7 +108,8 @@ class LayoutMaker {
     const int64_t alignment = range_alignment(member.formats.gradient_wire);
     const int64_t sharing = layout_.ranks_of(segment).count;
     // The groups of ranks that share a copy sum equal parts of a shard.
-    const int64_t summing = segment.of_experts ? sharing : site_.mesh.size(Group::state);
+    const int64_t summing =
+        site_.mesh.size(segment.of_experts ? Group::expert_state : Group::state);
     segment.shard = round_up(segment.shard, alignment * summing) / sharing;
     const int64_t begin = layout_.shard_begin(segment);
     const int64_t end = begin + segment.shard;

@@ -47,10 +47,13 @@ class RankedStrategy : public Strategy, protected RankCombiner {
   }
   /// The ranks that share one copy of all parameters but those of experts.
   virtual Communicator& sharing_ranks() const { return comm(); }
+  /// The ranks that update different parts or parameters; with different experts all of the stage,
+  /// of which each counts what it alone has.
+  virtual Communicator& counting_ranks() const {
+    return mesh().size(Group::expert) == 1 ? sharing_ranks() : *mesh().group(Group::stage);
+  }
   void* combine_scratch() const { return combined_.data(); }
 
-  /// Over the ranks that update different parts or parameters; with different experts over all of
-  /// the stage, of which each counts what it alone has.
   void sum(double* value) override;
   void largest(const View& values) override;
 

@@ -67,13 +67,6 @@ int StrategySite::shard_ranks() const {
       shape.nodes == 1 ? ranks : std::min<int64_t>(shape.ranks_per_node() / shape.tensor, ranks);
   const int64_t given = settings.shard_ranks;
   const int64_t sharing = given == 0 ? ranks : given == kRanksOfNode ? of_node : given;
-  if (sharing != ranks && shape.expert > 1) {
-    throw KeyError(
-        "parallelism.shard_ranks",
-        fmt::format(
-            " is {}; with parallelism.expert above 1 all {} ranks share one copy: leave it out",
-            sharing, ranks));
-  }
   if (sharing == 0) {
     throw KeyError("parallelism.shard_ranks",
                    ": node: the nodes have different numbers of ranks, or fewer than share a "
@@ -84,6 +77,15 @@ int StrategySite::shard_ranks() const {
         "parallelism.shard_ranks",
         fmt::format(" is {}, which does not divide {} ranks; the nearest number that does is {}",
                     sharing, ranks, nearest_divisor(ranks, sharing)));
+  }
+  if (sharing * shape.tensor % shape.expert != 0) {
+    const int64_t step = shape.expert / std::gcd(shape.expert, shape.tensor);
+    throw KeyError(
+        "parallelism.shard_ranks",
+        fmt::format(" is {}: ranks that share one copy have all experts, and parallelism.expert is "
+                    "{}; the nearest number that works is {}",
+                    sharing, shape.expert,
+                    step * nearest_divisor(ranks / step, std::max<int64_t>(1, sharing / step))));
   }
   return static_cast<int>(sharing);
 }
@@ -123,9 +125,7 @@ void RankedStrategy::combine_amax(Stream stream, const View& values) {
 }
 
 void RankedStrategy::sum(double* value) {
-  Communicator& ranks =
-      mesh().size(Group::expert) == 1 ? sharing_ranks() : *mesh().group(Group::stage);
-  all_combine(ranks, device().stream(), {value, DType::f64, {1}}, ops::Combine::sum,
+  all_combine(counting_ranks(), device().stream(), {value, DType::f64, {1}}, ops::Combine::sum,
               combined_.data());
 }
 

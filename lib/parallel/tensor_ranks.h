@@ -48,6 +48,9 @@ class TensorCombiner final : public RankCombiner {
   void sum(double* value) override;
   void largest(const View& values) override;
   void largest_of_experts(const View& values) override;
+  void gather(const View& part, const View& of_ranks) override {
+    ranks_->gather(*context_, part, of_ranks);
+  }
 
  private:
   RankCombiner* of_state_;

@@ -12,8 +12,9 @@
 namespace fp8train {
 namespace {
 
-/// The most expensive first, each to the rank that has the least to do so far.
-UpdateOwners balanced_owners(const ParameterStore& store, int ranks, int rank,
+/// Deals the most expensive first, each to the rank that has the least to do so far. Of experts,
+/// `different` ranks one after another have different ones: each updates its own.
+UpdateOwners balanced_owners(const ParameterStore& store, int ranks, int rank, int different,
                              double (*cost_of)(const Parameter&)) {
   const auto& parameters = store.all();
   const auto cost = [&](size_t i) {
@@ -26,9 +27,18 @@ UpdateOwners balanced_owners(const ParameterStore& store, int ranks, int rank,
   std::vector<double> work(static_cast<size_t>(ranks));
   UpdateOwners owners = {.ranks = ranks, .rank = rank, .of = std::vector<int>(order.size())};
   for (const size_t parameter : order) {
-    const auto least = std::min_element(work.begin(), work.end());
-    *least += cost(parameter);
-    owners.of[parameter] = static_cast<int>(least - work.begin());
+    const int together = parameters[parameter]->of_experts() ? different : 1;
+    const auto work_of = [&](int first) {
+      return std::accumulate(work.begin() + first, work.begin() + first + together, 0.0);
+    };
+    int least = 0;
+    for (int first = together; first < ranks; first += together) {
+      least = work_of(first) < work_of(least) ? first : least;
+    }
+    for (int i = least; i < least + together; ++i) {
+      work[static_cast<size_t>(i)] += cost(parameter);
+    }
+    owners.of[parameter] = rank / together == least / together ? rank : least;
   }
   return owners;
 }
@@ -41,8 +51,9 @@ class WholeParameters final : public Replicas {
     StoreSharing sharing = Replicas::sharing();
     const int ranks = mesh().size(Group::state);
     const int index = mesh().index(Group::state);
-    sharing.owners = [ranks, index, cost = site().whole_cost](const ParameterStore& store) {
-      return balanced_owners(store, ranks, index, cost);
+    sharing.owners = [ranks, index, together = different(),
+                      cost = site().whole_cost](const ParameterStore& store) {
+      return balanced_owners(store, ranks, index, together, cost);
     };
     return sharing;
   }
@@ -55,9 +66,12 @@ class WholeParameters final : public Replicas {
         continue;
       }
       const Encoded& value = parameters().all()[i]->stored_value;
+      const bool of_experts = parameters().all()[i]->of_experts();
+      Communicator& ranks = of_experts ? *expert_comm() : comm();
+      const int root = owners[i] / (of_experts ? different() : 1);
       for (const View& part : {value.codes, value.scales}) {
         if (!part.empty()) {
-          coming.push_back(comm().broadcast(device().stream(), part.data, part.bytes(), owners[i]));
+          coming.push_back(ranks.broadcast(device().stream(), part.data, part.bytes(), root));
         }
       }
     }
@@ -65,6 +79,10 @@ class WholeParameters final : public Replicas {
       work.wait();
     }
   }
+
+ private:
+  /// Returns how many ranks of Group::state, one after another, have different experts.
+  int different() const { return mesh().size(Group::state) / mesh().size(Group::expert_state); }
 };
 
 }  // namespace

@@ -24,6 +24,15 @@
 namespace fp8train {
 namespace {
 
+/// Returns the group of this rank where so many ranks, one after another, make one.
+std::unique_ptr<Communicator> group_of(Communicator& ranks, int size) {
+  std::vector<int> group_of_rank;
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    group_of_rank.push_back(rank / size);
+  }
+  return ranks.group(group_of_rank);
+}
+
 class Zero final : public RankedStrategy, public ParameterGatherer {
  public:
   using RankedStrategy::RankedStrategy;
@@ -58,11 +67,18 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
 
  protected:
   Communicator& sharing_ranks() const override { return group_ == nullptr ? comm() : *group_; }
+  Communicator& counting_ranks() const override {
+    return stage_group_ == nullptr ? RankedStrategy::counting_ranks() : *stage_group_;
+  }
   void largest_of_experts(const View& values) override {
     all_combine(*expert_comm(), device().stream(), values, ops::Combine::max, combine_scratch());
   }
 
  private:
+  /// The ranks that share one copy of the experts of this one; null: as expert_comm().
+  Communicator* expert_ranks() const {
+    return expert_group_ == nullptr ? expert_comm() : expert_group_.get();
+  }
   struct Unit {
     enum class State : uint8_t { elsewhere, coming, here } state = State::elsewhere;
     bool used = false;  ///< since values have changed
@@ -79,7 +95,9 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   void gather(size_t segment, std::vector<Work>& coming);
   void clear_gradients(size_t segment, bool overwrites);
 
-  std::unique_ptr<Communicator> group_;  ///< which shares a copy; null: all ranks do
+  /// Those that share a copy; null: all ranks do. Of experts, and with other experts and parts of
+  /// layers, where there are any.
+  std::unique_ptr<Communicator> group_, expert_group_, stage_group_;
   std::vector<std::unique_ptr<Communicator>> own_gathers_;  ///< with orders of their own
   Communicator* gathers_[2] = {};  ///< for values, next to the exchanges; of experts: [1]
   std::vector<Unit> units_;
@@ -97,13 +115,13 @@ void Zero::attach(Device& device, ParameterStore& parameters, const View& amax) 
   }
   const int sharing = layout().shared.count;
   if (sharing < comm().size()) {
-    std::vector<int> group_of_rank;
-    for (int rank = 0; rank < comm().size(); ++rank) {
-      group_of_rank.push_back(rank / sharing);
+    group_ = group_of(comm(), sharing);
+    if (expert_comm() != nullptr) {
+      expert_group_ = group_of(*expert_comm(), layout().of_experts.count);
+      stage_group_ = group_of(*mesh().group(Group::stage), sharing * mesh().size(Axis::tensor));
     }
-    group_ = comm().group(group_of_rank);
   }
-  Communicator* const of_segments[] = {&sharing_ranks(), expert_comm()};
+  Communicator* const of_segments[] = {&sharing_ranks(), expert_ranks()};
   for (size_t i = 0; i < std::size(of_segments) && of_segments[i] != nullptr; ++i) {
     gathers_[i] = of_segments[i];
     if (!comm().in_stream_order()) {
@@ -220,7 +238,7 @@ void Zero::gather(size_t segment, std::vector<Work>& coming) {
 }
 
 void Zero::combine_amax(const View& amax, bool of_experts) {
-  Communicator& ranks = of_experts ? *expert_comm() : sharing_ranks();
+  Communicator& ranks = of_experts ? *expert_ranks() : sharing_ranks();
   const bool in_shares = amax.count() % ranks.size() == 0;
   (in_shares ? all_combine_shares : all_combine)(ranks, device().stream(), amax, ops::Combine::max,
                                                  combine_scratch());

@@ -36,7 +36,8 @@ TEST_CASE("a run continues in every layout to the bits of one rank") {
   CAPTURE(plan);
   const TextFolder folder;
   const auto words = [&](const std::string& name, const Words& layout) {
-    Words all = {"parallelism.tensor_parts=2", "checkpoint.keep_last=5"};
+    Words all = {"parallelism.tensor_parts=2", "checkpoint.keep_last=5",
+                 plan == "bf16" ? "optimizer.name=muon" : "optimizer.name=adamw"};
     all.insert(all.end(), layout.begin(), layout.end());
     return command(plan, name, all);
   };

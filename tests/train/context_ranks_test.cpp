@@ -39,11 +39,12 @@ struct Outputs final : ActivationWatch {
     copy_to_host(*on, own.data(), wide);
     const int64_t width = output.shape.back();
     const int64_t length = settings->length_of_rank();
+    const ChunkDeal deal = deal_chunks(*settings, batch_of(*settings, 0));
     values.resize(std::max(values.size(), unit + 1));
     values[unit].resize(static_cast<size_t>(settings->step.micro_batch_tokens() * width));
     for (int64_t row = 0; row < output.shape.rows(); ++row) {
-      const int64_t position = row / length * settings->step.seq_length +
-                               settings->strategy.layout.position(row % length, length, rank);
+      const int64_t position =
+          row / length * settings->step.seq_length + deal.position(row % length, length, rank);
       std::copy_n(own.begin() + row * width, width, values[unit].begin() + position * width);
     }
   }
@@ -100,8 +101,10 @@ TEST_CASE("ranks that share sequences have the bits of one in the forward pass",
   const std::string plan = GENERATE("fp32", "bf16", "torchao-rowwise");
   const ContextKind kind = GENERATE(ContextKind::heads, ContextKind::gather);
   const int ranks = GENERATE(2, 4);
-  CAPTURE(model, plan, kind, ranks);
-  const EngineSettings settings = model_of(model, plan);
+  const int64_t length = GENERATE(16, 128);
+  CAPTURE(model, plan, kind, ranks, length);
+  EngineSettings settings = model_of(model, plan);
+  settings.step.seq_length = settings.model.max_position_embeddings = length;
   const auto [one, loss] = outputs_of(settings, 1);
   const auto [several, same_loss] = outputs_of(with(settings, ranks, kind), ranks);
   REQUIRE(one.size() == several.size());
@@ -119,6 +122,7 @@ TEST_CASE("ranks that share sequences get the gradients of one rank", "[context]
   const int64_t passes = GENERATE(1, 2);
   CAPTURE(model, kind, ranks, passes);
   EngineSettings settings = model_of(model, "fp32");
+  settings.step.seq_length = settings.model.max_position_embeddings = passes == 1 ? 16 : 64;
   settings.step.gradient_accumulation_steps = passes;
   settings.step.decoder.recompute = passes == 2 ? Recompute::block : Recompute::none;
   const Results one = run(settings, 1, 1);

@@ -143,6 +143,29 @@ TEST_CASE("ranks with different experts share states in each ZeRO stage alike", 
   }
 }
 
+TEST_CASE("groups of ranks with different experts share a copy each", "[experts]") {
+  const std::string plan = GENERATE("fp32", "te-delayed", "te-current", "deepseek-v3", "msamp-o2");
+  const int64_t tensor = plan == "fp32" ? GENERATE(1, 2) : 1;
+  const int64_t experts = GENERATE(2, 4);
+  CAPTURE(plan, tensor, experts);
+  EngineSettings settings = model_of("moe", plan);
+  settings.strategy.layout.tensor = tensor;
+  settings.optimizer.weight_decay = 50;
+  settings.step.gradient_accumulation_steps = 2;
+  const int ranks = 8;
+  const Results whole = run(with(settings, experts), ranks);
+  for (const int64_t stage : {1, 2, 3}) {
+    CAPTURE(stage);
+    EngineSettings groups = with(settings, experts, stage);
+    groups.strategy.shard_ranks = 4 / tensor;
+    const Results parts = run(groups, ranks);
+    CHECK(parts.losses == whole.losses);
+    CHECK(parts.norms[2] == Approx(whole.norms[2]).epsilon(1e-6));
+    CHECK(difference(whole.values, parts.values, 0) == "");
+    CHECK(parts.as_planned);
+  }
+}
+
 TEST_CASE("stages of a pipeline have ranks with different experts", "[experts]") {
   const std::string plan = GENERATE("fp32", "te-delayed");
   const ScheduleKind schedule =
@@ -166,10 +189,12 @@ TEST_CASE("sizes of the expert axis that do not fit are refused", "[experts]") {
   settings.model.moe = {};
   CHECK_THROWS_WITH(dry_run_step(settings, {}, Topology::blocks(6, 6), 0),
                     Catch::Contains("the model has no experts"));
-  settings = with(small_moe("bf16"), 2, 1);
+  settings = with(small_moe("bf16"), 4, 1);
   settings.strategy.shard_ranks = 2;
-  CHECK_THROWS_WITH(dry_run_step(settings, {}, Topology::blocks(4, 4), 0),
-                    Catch::Contains("parallelism.shard_ranks is 2"));
+  CHECK_THROWS_WITH(dry_run_step(settings, {}, Topology::blocks(8, 8), 0),
+                    Catch::Contains("parallelism.shard_ranks is 2: ranks that share one copy have "
+                                    "all experts, and parallelism.expert is 4; the nearest number "
+                                    "that works is 4"));
 }
 
 TEST_CASE("ranks that share sequences balance the loads of whole sequences", "[experts]") {

@@ -42,12 +42,21 @@ inline void add_part(Wholes& wholes, const Parameter& parameter, const std::vect
   });
 }
 
-/// With documents of seven and nine tokens, where they are masked, and without some targets, where
-/// these are counted.
+/// Returns where the document of a position begins: the first has seven tokens, and each other one
+/// twice as many as the one before.
+inline int32_t document_start(int64_t position) {
+  int32_t start = 0;
+  for (int32_t count = 7; position >= start + count; count *= 2) {
+    start += count;
+  }
+  return start;
+}
+
+/// With documents, where they are masked, and without some targets, where these are counted.
 inline Batch batch_of(const EngineSettings& settings, uint64_t index, int64_t data_ranks = 1) {
   Batch batch = random_batch(index, settings.step.micro_batch_size, settings.step.seq_length);
   for (int64_t i = 0; settings.masks_documents && i < batch.rows * batch.columns; ++i) {
-    batch.document_starts.push_back(i % batch.columns < 7 ? 0 : 7);
+    batch.document_starts.push_back(document_start(i % batch.columns));
   }
   for (size_t i = 0; settings.counts_targets && i < batch.targets.size(); ++i) {
     if (i % 5 < 2) {
