@@ -85,7 +85,7 @@ TEST_CASE("meta logs a second kernel for codes that a norm does not write in its
     const double codes_of = columnwise ? 2 : 1;
     const double once =
         (2.0 + codes_of) * static_cast<double>(rows * n) + 4.0 * static_cast<double>(n + rows);
-    return std::pair(log.at(0).work.launches, log.at(0).work.bytes.all - once);
+    return std::pair<int64_t, double>(log.at(0).work.launches, log.at(0).work.bytes.all - once);
   };
   CHECK(logged(64, 4096, true) == std::pair<int64_t, double>(1, 0));
   CHECK(logged(72, 8192, false) == std::pair<int64_t, double>(1, 0));
