@@ -37,7 +37,7 @@ std::string reason_for(const ExemptionRules& rules, const LinearPlan& linear,
                        const Position& position) {
   const LinearSite& site = linear.site;
   const int64_t multiple = dimension_multiple(linear);
-  if (site.is_head && rules.head) {
+  if (site.is_head && rules.head.value_or(true)) {
     return "output head";
   }
   for (const std::string& pattern : rules.patterns) {

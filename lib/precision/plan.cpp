@@ -326,7 +326,9 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
           "exempt_head, min_dimension)",
           "FP8 plans");
   apply_swiglu(request, plan);
+  const std::optional<bool> head = plan.exemptions.head;
   plan.exemptions = request.exemptions;
+  plan.exemptions.head = request.exemptions.head ? request.exemptions.head : head;
   apply_layers(request, plan);
   apply_schedule(request, plan);
   plan.self_exact = request.self_exact.value_or(plan.self_exact);

@@ -35,7 +35,7 @@ struct ExemptionRules {
   std::vector<std::string>
       patterns;               ///< glob (* and ?) over layer names; each must match something
   int64_t min_dimension = 0;  ///< linears with a smaller in or out dimension
-  bool head = true;           ///< the output head
+  std::optional<bool> head;   ///< the output head; nothing: as the plan says, true in most
 
   bool operator==(const ExemptionRules&) const = default;
 };

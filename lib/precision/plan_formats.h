@@ -73,6 +73,19 @@ inline PrecisionPlan hybrid_by_tensor(const char* name, ScalePolicy policy) {
   return plan;
 }
 
+/// Returns the format of a tensor with one scale, a power of two, from the maximum of the rank's
+/// own last 16 optimizer steps, and with a current one in the first 16 (MS-AMP,
+/// optim/optimizer.py).
+inline TensorFormat windowed_by_step(DType dtype) {
+  TensorFormat format = scaled(dtype, ScalePolicy::delayed);
+  format.scale_type = ScaleType::pow2;
+  format.delayed.history_length = 16;
+  format.delayed.current_at_first = true;
+  format.delayed.unit = WindowUnit::step;
+  format.delayed.reduction = AmaxReduction::none;
+  return format;
+}
+
 /// Returns the format of a stored tensor with one current scale, a power of two (MS-AMP,
 /// msamp/common/tensor/tensor.py).
 inline TensorFormat stored_by_tensor(DType dtype) {

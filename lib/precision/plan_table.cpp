@@ -149,6 +149,9 @@ PlanRequest request_of(const PrecisionPlan& plan) {
   request.forward_reads_saved = plan.forward_reads_saved;
   request.recompute_swiglu = plan.recompute_swiglu;
   request.exemptions = plan.exemptions;
+  if (has_scaled_gemms(plan)) {
+    request.exemptions.head = plan.exemptions.head.value_or(true);
+  }
   for (const Role& role : plan_roles()) {
     if (role.format != nullptr) {
       request.roles.*role.requested = describe(plan.*role.format);

@@ -28,7 +28,7 @@ ORDER = [
     "peers.imports", "peers.1.torch.bf16-compile", "peers.1.own.bf16",
     "peers.1.torch.torchao-fp8-compile", "peers.1.own.te-current", "peers.1.own.te-delayed",
     "products.tensor", "products.block", "products.bf16", "products.row",
-    "step.te-delayed-fastest", "step.te-delayed-tuned",
+    "step.fp8-fast", "step.te-delayed-tuned",
     "curve.bf16", "curve.te-delayed", "curve.te-blockwise",
     "step.deepseek-v3", "step.torchao-rowwise", "steps.wiring", "attention.deterministic",
     "curve.*", "peers.1.torch.torchao-rowwise-compile", "peers.1.own.torchao-rowwise",

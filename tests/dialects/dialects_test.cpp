@@ -229,7 +229,7 @@ num_layers_at_end_in_bf16: 2
   CHECK(s.precision.margin == 1);
   CHECK(s.precision.amax_history_len == 8);
   CHECK(s.precision.reduce_amax == false);
-  CHECK_FALSE(s.precision.exemptions.head);
+  CHECK(s.precision.exemptions.head == false);
   CHECK(s.precision.override_linear_precision == std::vector<bool>{false, false, true});
   CHECK(s.precision.exemptions.first_blocks == 1);
   CHECK(s.precision.exemptions.last_blocks == 2);

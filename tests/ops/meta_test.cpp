@@ -55,12 +55,42 @@ TEST_CASE("meta counts the codes that a norm writes, and y where it is written",
                                        .y = {nullptr, DType::bf16, {64, 32}},
                                        .rstd = rstd,
                                        .cast = cast});
-  // The kernel that casts reads x and rstd again.
-  const double cast_bytes = before + 64 * 32 + 2.0 * 64 * 32 + 4.0 * 64;
+  const double cast_bytes = before + 64 * 32;
   CHECK(device.counters().bytes == cast_bytes);
   table.norm_forward(device.stream(),
                      {.x = x, .weight = weight, .eps = 1e-5F, .y = x, .rstd = rstd});
   CHECK(device.counters().bytes == cast_bytes + before + 2.0 * 64 * 32);
+}
+
+TEST_CASE("meta logs a second kernel for codes that a norm does not write in its pass", "[ops]") {
+  const auto logged = [](int64_t rows, int64_t n, bool columnwise) {
+    MetaDevice device;
+    OpLog log;
+    device.set_log(&log);
+    const Tensor x = make(device, DType::bf16, {rows, n});
+    const Tensor weight = make(device, DType::f32, {n});
+    const Tensor rstd = make(device, DType::f32, {rows});
+    const Tensor codes = make(device, DType::e4m3, {rows, n});
+    const Tensor transposed = make(device, DType::e4m3, {n, rows});
+    ops::QuantizeSink cast;
+    cast.out.rowwise.codes = codes;
+    cast.out.columnwise.codes = columnwise ? transposed.view() : View{};
+    ops::op_table(device.stream())
+        .norm_forward(device.stream(), {.x = x,
+                                        .weight = weight,
+                                        .eps = 1e-5F,
+                                        .y = {nullptr, DType::bf16, {rows, n}},
+                                        .rstd = rstd,
+                                        .cast = cast});
+    const double codes_of = columnwise ? 2 : 1;
+    const double once =
+        (2.0 + codes_of) * static_cast<double>(rows * n) + 4.0 * static_cast<double>(n + rows);
+    return std::pair<int64_t, double>(log.at(0).work.launches, log.at(0).work.bytes.all - once);
+  };
+  CHECK(logged(64, 4096, true) == std::pair<int64_t, double>(1, 0));
+  CHECK(logged(72, 8192, false) == std::pair<int64_t, double>(1, 0));
+  CHECK(logged(72, 4096, true) == std::pair<int64_t, double>(2, 2.0 * 72 * 4096 + 4 * 72));
+  CHECK(logged(64, 8192, true) == std::pair<int64_t, double>(2, 2.0 * 64 * 8192 + 4 * 64));
 }
 
 TEST_CASE("meta counts the addition in front of a norm", "[ops]") {

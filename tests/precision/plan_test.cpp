@@ -44,6 +44,7 @@ TEST_CASE("the plans are those of the table of plans") {
                                                  "deepseek-v3.1",
                                                  "llm.q",
                                                  "coat",
+                                                 "fp8-fast",
                                                  "fp8-safe",
                                                  "fp8-lean",
                                                  "fp8-min",
@@ -185,6 +186,22 @@ TEST_CASE("te-delayed has TransformerEngine's formats and defaults") {
   CHECK_FALSE(plan.wgrad.fast_accumulate);
   CHECK(plan.weight.dtype == DType::f32);
   CHECK_FALSE(plan.master_weight);
+}
+
+TEST_CASE("fp8-fast is te-delayed with fast sums, an FP8 head, and moments and wire in bf16") {
+  PlanRequest request = fp8_request("delayed");
+  request.fast_accumulation = {true, true, true};
+  request.exemptions.head = false;
+  request.roles.gradient_wire = "bf16";
+  request.roles.moment1 = request.roles.moment2 = "bf16 stochastic";
+  PrecisionPlan expected = resolve_plan(request);
+  expected.name = "fp8-fast";
+  CHECK(plan_named("fp8-fast") == expected);
+  PlanRequest named;
+  named.plan = "fp8-fast";
+  CHECK(resolve_plan(named) == expected);
+  named.exemptions.head = true;
+  CHECK(resolve_plan(named).exemptions.head == true);
 }
 
 TEST_CASE("reduce_amax is for tensors that a rank has alone") {

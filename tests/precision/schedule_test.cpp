@@ -120,6 +120,12 @@ TEST_CASE("the options of a request that no stage replaces hold in all stages") 
   request.exemptions.first_blocks = 1;
   CHECK(second(request).exemptions.first_blocks == 1);
   request = base;
+  request.plan = "fp8-fast";
+  request.schedule = {{4, "fp8-fast"}, {0, "te-current"}};
+  request.roles.moment1 = request.roles.moment2 = "fp32";
+  request.roles.gradient_wire = "bf16";
+  CHECK(second(request).exemptions.head == false);
+  request = base;
   request.layers = {{"layers.0.*", "bf16"}};
   CHECK(second(request).layers == resolve_plan(request).layers);
   CHECK(second(request).layers.size() == 1);

@@ -79,6 +79,7 @@ constexpr PlanBytes kTable[] = {
     {"deepseek-v3.1", 1 + kSquare, 4, 4, 4},
     {"llm.q", 2, 0, 2, 4},
     {"coat", 4, 0, 4, 2 + 2 * kExpanded},
+    {"fp8-fast", 4, 0, 4, 4},
     {"fp8-safe", 1 + kSquare, 4, 4, 4},
     {"fp8-lean", 1 + kSquare, 2 + kGroup, 2, 2 + 2 * kExpanded},
     {"fp8-min", 1 + kSquare, 2 + kGroup, 1 + kGroup, 3 + 2 * kGroup},

@@ -1,9 +1,12 @@
 // RMSNorm, LayerNorm and the RMSNorm of heads. The kernels of norm_forward.cuh and
 // norm_backward.cuh take rows of bf16 in packs of 16 bytes, those of norm_any.cuh everything else.
 
+#include <algorithm>
+
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/norm/norm_backward.cuh"
 #include "ops/norm/norm_cast.cuh"
+#include "ops/norm/norm_cast_rows.cuh"
 #include "ops/norm/norm_forward.cuh"
 
 namespace fp8train::ops::cuda {
@@ -152,6 +155,27 @@ void cast_norm(const Stream& stream, const NormForwardRows& call, void* y,
              {.rows = call.rows, .width = call.n, .sink = cast, .aligned = aligned});
 }
 
+/// Casts the result of a norm in the pass that makes it. Returns false where other kernels have to.
+bool run_cast(const Stream& stream, const NormForwardRows& call, const NormForward& norm) {
+  const QuantizedTensor& out = norm.cast.out;
+  const NormCodes codes = {out.rowwise.codes.as<uint8_t>(), out.columnwise.codes.as<uint8_t>(),
+                           out.format().dtype};
+  if (!casts_in_one_pass(norm) || !is_packed(call) || !is_aligned(codes.rowwise, kVec8) ||
+      !is_aligned(codes.columnwise)) {
+    return false;
+  }
+  Fp8Types::check(codes.type);
+  const int64_t team = team_of(call.n, kForwardVecs);
+  const int64_t threads = std::max(int64_t{kWarp}, std::min(teams_of(team), kNormStripRows) * team);
+  const int64_t bytes = codes.columnwise == nullptr ? 0 : kNormStripRows * call.n;
+  launch(stream,
+         {cast_blocks(stream, ceil_div(call.rows, kNormStripRows), 1),
+          static_cast<unsigned>(threads), static_cast<size_t>(bytes)},
+         norm.mean.empty() ? norm_cast_kernel<false> : norm_cast_kernel<true>, call,
+         static_cast<int>(team), codes, cast_call(norm.cast));
+  return true;
+}
+
 }  // namespace
 
 void norm_forward(Stream stream, const NormForward& norm) {
@@ -175,6 +199,13 @@ void norm_forward(Stream stream, const NormForward& norm) {
                           .n = static_cast<int>(n),
                           .delta = norm.residual.delta.data,
                           .sum = norm.residual.sum.data};
+  if (casts) {
+    NormForwardRows whole = call;
+    whole.y = norm.y.data;
+    if (run_cast(stream, whole, norm)) {
+      return;
+    }
+  }
   run_forward(stream, call);
   if (casts) {
     call.x = norm.residual.empty() ? call.x : call.sum;

@@ -80,6 +80,28 @@ __device__ __forceinline__ RowStatistics row_statistics(const Team& team,
   return {mean, rsqrtf(fmaf(team.sum(square_sum, shared), inverse_count, eps))};
 }
 
+/// Returns the norm of a pack of a row that starts at `column`.
+template <bool kLayer>
+__device__ __forceinline__ Vec8<bf16> normed(const NormForwardRows& call, int column,
+                                             const Vec8<bf16>& x, const RowStatistics& statistics) {
+  float values[kVec8], weight[kVec8];
+  vec8_values(x, values);
+  load_values<kVec8, true>(call.weight + column, weight, kVec8);
+#pragma unroll
+  for (int j = 0; j < kVec8; ++j) {
+    values[j] = centered<kLayer>(values[j], statistics.mean) * statistics.rstd * weight[j];
+  }
+  if (kLayer && call.bias != nullptr) {
+    float bias[kVec8];
+    load_values<kVec8, true>(call.bias + column, bias, kVec8);
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) {
+      values[j] += bias[j];
+    }
+  }
+  return vec8_of<bf16>(values, kVec8);
+}
+
 /// Writes the results of a team's row, and a copy of what it was made from where one is wanted.
 template <bool kLayer>
 __device__ __forceinline__ void write_row(const NormForwardRows& call, const Team& team,
@@ -94,28 +116,36 @@ __device__ __forceinline__ void write_row(const NormForwardRows& call, const Tea
     if (column >= n) {
       continue;
     }
-    float values[kVec8], weight[kVec8];
-    vec8_values(x[v], values);
-    load_values<kVec8, true>(call.weight + column, weight, kVec8);
-#pragma unroll
-    for (int j = 0; j < kVec8; ++j) {
-      values[j] = centered<kLayer>(values[j], statistics.mean) * statistics.rstd * weight[j];
-    }
-    if (kLayer && call.bias != nullptr) {
-      float bias[kVec8];
-      load_values<kVec8, true>(call.bias + column, bias, kVec8);
-#pragma unroll
-      for (int j = 0; j < kVec8; ++j) {
-        values[j] += bias[j];
-      }
-    }
+    const Vec8<bf16> y = normed<kLayer>(call, column, x[v], statistics);
     if (call.original != nullptr) {
       store_vec8<true>(static_cast<bf16*>(call.original) + row * n + column, x[v], kVec8);
     }
-    const Vec8<bf16> y = vec8_of<bf16>(values, kVec8);
     amax_bits.add(y);
     store_vec8<true>(y_row + column, y, kVec8);
   }
+}
+
+/// Reads the packs of a row, if it exists, adds the residual, and stores the statistics that it
+/// returns.
+template <bool kLayer>
+__device__ __forceinline__ RowStatistics read_row(const NormForwardRows& call, const Team& team,
+                                                  int64_t row, bool exists,
+                                                  Vec8<bf16> (&x)[kForwardVecs], float* shared) {
+  const int n = call.n;
+  const int length = exists ? n : 0;
+  load_row(team, static_cast<const bf16*>(call.x) + call.x_rows.at(exists ? row : 0, n), length, x);
+  if (call.delta != nullptr) {
+    add_residual(call, team, row * n, length, x);
+  }
+  const RowStatistics statistics =
+      row_statistics<kLayer>(team, x, length, 1.0F / static_cast<float>(n), call.eps, shared);
+  if (exists && team.lane == 0) {
+    call.rstd[row] = statistics.rstd;
+    if (kLayer) {
+      call.mean[row] = statistics.mean;
+    }
+  }
+  return statistics;
 }
 
 /// A team has a row at a time.
@@ -124,28 +154,13 @@ __global__ void __launch_bounds__(kNormMostThreads)
     norm_forward_kernel(NormForwardRows call, int team_size) {
   FP8TRAIN_SHARED_ARRAY(float, shared, kNormMostThreads / kWarp);
   const Team team(team_size);
-  const int n = call.n;
-  const float inverse_count = 1.0F / static_cast<float>(n);
-  const auto* const from = static_cast<const bf16*>(call.x);
   AmaxBits<bf16> amax_bits;
   const int64_t stride = int64_t{gridDim.x} * team.count();
   for (int64_t first = int64_t{blockIdx.x} * team.count(); first < call.rows; first += stride) {
     const int64_t row = first + team.index;
     const bool exists = row < call.rows;
-    const int length = exists ? n : 0;
     Vec8<bf16> x[kForwardVecs];
-    load_row(team, from + call.x_rows.at(exists ? row : 0, n), length, x);
-    if (call.delta != nullptr) {
-      add_residual(call, team, row * n, length, x);
-    }
-    const RowStatistics statistics =
-        row_statistics<kLayer>(team, x, length, inverse_count, call.eps, shared);
-    if (exists && team.lane == 0) {
-      call.rstd[row] = statistics.rstd;
-      if (kLayer) {
-        call.mean[row] = statistics.mean;
-      }
-    }
+    const RowStatistics statistics = read_row<kLayer>(call, team, row, exists, x, shared);
     if (call.y == nullptr || !exists) {
       continue;
     }

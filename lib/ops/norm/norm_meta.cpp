@@ -1,11 +1,12 @@
 #include "ops/dispatch/meta_counts.h"
+#include "ops/norm/norm_one_pass.h"
 
 namespace fp8train::ops::meta {
 namespace {
 
-/// To write codes a second kernel reads x again, which the first one reads for the statistics.
-OpBytes recast_bytes(const QuantizeSink& cast, const ConstView& x, const ConstView& statistics) {
-  return cast.out.empty() ? 0.0 : bytes_of(x) + bytes_of(statistics);
+/// The bytes that a second kernel reads again to write codes.
+OpBytes recast_bytes(const NormForward& call, bool recasts) {
+  return recasts ? bytes_of(call.x) + bytes_of(call.rstd) : OpBytes(0.0);
 }
 
 /// The bytes of an addition in front of the norm, without x.
@@ -22,11 +23,15 @@ OpBytes gradient_bytes(const View& gradient, bool overwrite) {
 
 void norm_forward(Stream stream, const NormForward& call) {
   const bool casts = !call.cast.out.empty();
+  const bool recasts = casts && !casts_in_one_pass(call);
   count(stream,
         bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.bias) + bytes_of(call.y) +
             bytes_of(call.mean) + bytes_of(call.rstd) + bytes_of(call.cast) +
-            recast_bytes(call.cast, call.x, call.rstd) + residual_bytes(call.residual),
-        casts ? "norm_forward cast" : "norm_forward", call.x.count(), casts ? 2 : 1);
+            recast_bytes(call, recasts) + residual_bytes(call.residual),
+        recasts ? "norm_forward recast"
+        : casts ? "norm_forward cast"
+                : "norm_forward",
+        call.x.count(), recasts ? 2 : 1);
 }
 
 void norm_backward(Stream stream, const NormBackward& call) {

@@ -220,6 +220,8 @@ STORED = [
     ),
     ((MSAMP_16, "fp8-min, two micro-batches"), "the gradient rounded once", rounded_once),
     (("torchao-rowwise", "deepseek-v3", "int8-qat"), "an fp32 wire", but(wire=same)),
+    (("fp8-fast",), "an fp32 wire", but(wire=same)),
+    (("fp8-fast",), "a head in bf16", but(scaled_head=False)),
     (("fp8-safe",), "groups of 256 on the wire", but(wire=grouped("e4m3", 256))),
     (("fp8-safe",), "a wire of powers of two", but(wire=grouped("e4m3", 128, "pow2"))),
     (("fp8-lean",), "a wire of fp32 scales", but(wire=grouped("e4m3", 128))),

@@ -71,6 +71,22 @@ class Linear:
         return dx, codes.T @ x
 
 
+class PlainHead:
+    """A head in the activation's type, with the methods of Linear."""
+
+    def __init__(self, act):
+        self.act, self.slots = act, {}
+
+    def set_weight(self, weight):
+        self.weight = self.act(weight)
+
+    def forward(self, x):
+        return self.act(x @ self.weight.T), x
+
+    def backward(self, dy, saved):
+        return self.act(dy @ self.weight), dy.T @ saved
+
+
 class Norm:
     def __init__(self, act):
         self.act = act
@@ -197,12 +213,14 @@ class Model:
         self.plan, self.layers, self.shape = plan, layers, shape
         names = [name for name in [*WIDTHS, *mlp_widths(shape)] if name != "mlp.router"]
         self.linears = {f"layers.{i}.{name}": Linear(plan) for i in range(layers) for name in names}
+        self.head = Linear(plan) if plan.scaled_head else PlainHead(plan.act)
 
     def step(self, values, batches):
         """values: of all parameters. Returns the mean loss and the gradients."""
         plan = self.plan
         for name, linear in self.linears.items():
             linear.set_weight(values[f"{name}.weight"])
+        self.head.set_weight(values["head.weight"])
         total, gradients = 0.0, {}
         self.router_losses = np.zeros(2)
         self.loads = np.zeros((self.layers, self.shape.experts if self.shape else 0), np.int64)
@@ -223,7 +241,7 @@ class Model:
         return total, gradients
 
     def end(self, what):
-        for linear in self.linears.values():
+        for linear in (*self.linears.values(), self.head):
             for slot in linear.slots.values():
                 what(slot)
 
@@ -235,8 +253,7 @@ class Model:
             stack.append(saved)
         norm = Norm(act)
         last = norm.forward(x, values["final_norm.weight"])
-        head = act(values["head.weight"])
-        logits = act(last @ head.T)
+        logits, saved = self.head.forward(last)
         logits -= logits.max(1, keepdims=True)
         rows = np.arange(len(tokens))
         log_sum = np.log(np.exp(logits).sum(1))
@@ -244,8 +261,8 @@ class Model:
         d = np.exp(logits - log_sum[:, None])
         d[rows, targets] -= 1
         d = act(d * share)
-        gradients["head.weight"] = d.T @ last
-        d, gradients["final_norm.weight"] = norm.backward(act(d @ head))
+        d, gradients["head.weight"] = self.head.backward(d, saved)
+        d, gradients["final_norm.weight"] = norm.backward(d)
         d = act(d)
         for i in reversed(range(self.layers)):
             d = self.block_backward(i, d, stack[i], gradients, share)

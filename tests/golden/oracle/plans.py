@@ -104,6 +104,7 @@ class Plan:
     remakes_product: bool = False
     straight_through: typing.Callable = same  # the codes of fprop as a plain GEMM reads them
     loss_scale: float = 1.0
+    scaled_head: bool = False
     delayed: dict = dataclasses.field(default_factory=dict)  # for wrong oracles
 
     @property
@@ -204,6 +205,7 @@ PLANS = {
     "deepseek-v3.1": DEEPSEEK_31,
     "llm.q": Plan(LLMQ, LLMQ, LLMQ, stored_weight=bf16, running_gradient=bf16),
     "coat": COAT,
+    "fp8-fast": TE_DELAYED.but(scaled_head=True, wire=bf16),
     "fp8-safe": SAFE,
     "fp8-lean": LEAN,
     "fp8-min": MIN,

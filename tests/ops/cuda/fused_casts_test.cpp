@@ -178,6 +178,10 @@ TEST_CASE("operations that cast their result: every type", "[cuda][fused][small]
       check_case({fused, type, type, DType::e4m3, 20, 40, 0, true}, kAmaxOnly);
     }
     if (is_norm(fused)) {
+      // In one pass: codes and their transpose; codes alone, of any rows; wide rows.
+      check_case({fused, DType::bf16, DType::bf16, DType::e5m2, 32, 40, 0, true}, kColumnwise);
+      check_case({fused, DType::bf16, DType::bf16, DType::e4m3, 21, 8}, {true, true, false, false});
+      check_case({fused, DType::bf16, DType::bf16, DType::e4m3, 16, 1064}, kColumnwise);
       check_case({fused, DType::f32, DType::bf16, DType::e4m3, 20, 72}, kColumnwise);
       check_case({fused, DType::f32, DType::f16, DType::e4m3, 20, 72}, kAmaxOnly);
     }

@@ -22,7 +22,7 @@ SAMPLES = os.environ.get("GPU_CHECK_SAMPLES", "")
 GPU, MEMORY = os.environ.get("GPU_CHECK_GPU", "NVIDIA H100 80GB HBM3,81559 MiB").split(",")
 PLANS = {
     "bf16": 1.0, "te-delayed": 1.4, "te-current": 1.3, "te-blockwise": 1.2, "deepseek-v3": 1.1,
-    "torchao-rowwise": 1.25, "fp32": 0.2,
+    "torchao-rowwise": 1.25, "fp32": 0.2, "fp8-fast": 1.5,
 }
 
 
