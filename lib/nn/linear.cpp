@@ -287,6 +287,8 @@ void Linear::add_gradient_of_weight(const StepContext& context, const Saved& sav
 }
 
 void Linear::make_partial_gradient(const StepContext& context, const Saved& operands) const {
+  check(operands.dy.is_plain() && operands.x.is_plain(),
+        "partial gradients are products of values, not of codes");
   ArenaScope scope(*context.scratch);
   const ConstView dy = operands.dy.matrix();
   PartialGradients<1>(context, {&weight_.parameter()})

@@ -321,7 +321,11 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
     plan.evaluate_scaled = *request.use_autocast_during_eval;
   }
   const bool layers = !request.layers.empty() || !request.file_layers.empty();
-  require(has_scaled_gemms(plan) || layers || request.exemptions == ExemptionRules{}, plan,
+  ExemptionRules exemptions = request.exemptions;
+  if (exemptions.head == true) {
+    exemptions.head.reset();  // as without scales
+  }
+  require(has_scaled_gemms(plan) || layers || exemptions == ExemptionRules{}, plan,
           "an exemption (first_blocks, last_blocks, first_linears, last_linears, exempt, "
           "exempt_head, min_dimension)",
           "FP8 plans");

@@ -77,7 +77,9 @@ PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
   stage.forward_reads_saved = request.forward_reads_saved;
   stage.recompute_swiglu = request.recompute_swiglu;
   stage.exemptions = run.exemptions;
-  stage.exemptions.head = run.exemptions.head.value_or(true);
+  if (has_scaled_gemms(run)) {
+    stage.exemptions.head = run.exemptions.head.value_or(true);
+  }
   stage.layers = request.layers;
   stage.file_layers = request.file_layers;
   PrecisionPlan plan;

@@ -290,6 +290,8 @@ TEST_CASE("options without a meaning for the plan are errors that name the key")
   CHECK_THROWS_WITH(resolve_plan(delayed), Contains("power_2_scale"));
   PlanRequest bf16;
   bf16.mixed_precision = MixedPrecision::bf16;
+  bf16.exemptions.head = true;  // as it is anyway
+  CHECK_NOTHROW(resolve_plan(bf16));
   bf16.exemptions.first_blocks = 1;
   CHECK_THROWS_WITH(resolve_plan(bf16), Contains("exemption"));
   CHECK_THROWS_WITH(resolve_plan(fp8_request("mxfp4")),

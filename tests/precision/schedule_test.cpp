@@ -125,6 +125,10 @@ TEST_CASE("the options of a request that no stage replaces hold in all stages") 
   request.roles.moment1 = request.roles.moment2 = "fp32";
   request.roles.gradient_wire = "bf16";
   CHECK(second(request).exemptions.head == false);
+  request.plan = "bf16";  // has no say: the stage's own plan decides
+  request.schedule = {{4, "bf16"}, {0, "fp8-fast"}};
+  request.roles.moment1 = request.roles.moment2 = "bf16 stochastic";
+  CHECK(second(request).exemptions.head == false);
   request = base;
   request.layers = {{"layers.0.*", "bf16"}};
   CHECK(second(request).layers == resolve_plan(request).layers);
