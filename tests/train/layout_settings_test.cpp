@@ -13,8 +13,8 @@ EngineSettings with_heads(EngineSettings settings) {
   ModelConfig& model = settings.model;
   model.num_attention_heads = model.num_key_value_heads = 8;
   model.head_dim = 32;
-  model.hidden_size = 256;
-  model.intermediate_size = 1024;
+  model.hidden_size = model.family == &gpt2_family() ? 256 : 128;
+  model.intermediate_size = 256;
   settings.step.gradient_accumulation_steps = 2;
   settings.strategy.bucket_bytes = 65536;
   return settings;

@@ -22,8 +22,7 @@ EngineSettings llama(const std::string& plan) {
   settings.model.num_attention_heads = settings.model.num_key_value_heads = 8;
   settings.model.head_dim = 32;
   settings.model.hidden_size = 128;
-  settings.model.intermediate_size = 512;
-  settings.model.num_hidden_layers = 4;
+  settings.model.intermediate_size = 256;
   return settings;
 }
 

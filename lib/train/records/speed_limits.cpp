@@ -1,6 +1,7 @@
 #include "train/records/speed_limits.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "engine/dry_run.h"
@@ -9,9 +10,25 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kProductSize = 1024;
+constexpr int64_t kSmallestProduct = 512, kLargestProduct = 2048;
+constexpr double kProductSeconds = 2e-3;  // beyond which the start of threads hardly counts
 constexpr double kShareOfTime = 0.01;
 constexpr size_t kFirstSamples = 3;
+
+/// Times products of twice the size again and again, until one takes long enough.
+std::unique_ptr<GemmRate> first_rate(Device& device, DType dtype) {
+  std::unique_ptr<GemmRate> rate;
+  double seconds = 0;
+  for (int64_t size = kSmallestProduct; size <= kLargestProduct && seconds < kProductSeconds;
+       size *= 2) {
+    rate = std::make_unique<GemmRate>(device, dtype, std::vector<int64_t>{size});
+    while (rate->samples() < kFirstSamples) {
+      rate->measure();
+    }
+    seconds = 2 * std::pow(static_cast<double>(size), 3) / rate->highest_flops_per_second();
+  }
+  return rate;
+}
 
 }  // namespace
 
@@ -29,13 +46,10 @@ void SpeedLimits::measure(DType dtype, double seconds) {
   seconds_ += seconds;
   if (rate_ == nullptr) {
     try {
-      rate_ = std::make_unique<GemmRate>(*cpu_, dtype, std::vector<int64_t>{kProductSize});
+      rate_ = first_rate(*cpu_, dtype);
     } catch (const DeviceError&) {
       return;
     }
-  }
-  while (rate_->samples() < kFirstSamples) {
-    rate_->measure();
   }
   if (rate_->seconds() < kShareOfTime * seconds_) {
     rate_->measure();

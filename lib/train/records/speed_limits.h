@@ -23,10 +23,10 @@ class SpeedLimits {
   SpeedLimits(DeviceKind kind, const DeviceTraits& traits, const GpuKind* gpu,
               const Topology& ranks);
 
-  /// Measures the rate of a CPU with products of `dtype`: three at the first call, then one if the
-  /// time of all is below a hundredth of `seconds`, those of steps since the last call. All ranks
-  /// call it at the same time, as they share processors when they train. Where there is no memory
-  /// for the operands the rate stays unknown.
+  /// Measures the rate of a CPU with products of `dtype`: three of a size or two at the first call,
+  /// then one if the time of all is below a hundredth of `seconds`, those of steps since the last
+  /// call. All ranks call it at the same time, as they share processors when they train. Where
+  /// there is no memory for the operands the rate stays unknown.
   void measure(DType dtype, double seconds);
   /// Returns the FLOPs per second of 16-bit products that the maker of the GPU states, or those
   /// of the fastest one that was measured on the CPU, in the type of measure(). Nothing: not known.
