@@ -15,10 +15,10 @@ TEST_CASE("groups of ranks that add gradients in shards continue to the same bit
   const Outcome whole = run(folder, 4, command("te-delayed", "whole", keys));
   CHECK_THAT(whole.out, Catch::Contains("ZeRO 3 within groups of 2, gradients exchanged in each"));
   fs::copy(folder / "whole", folder / "again", fs::copy_options::recursive);
-  fs::remove_all(folder / "again" / "checkpoints" / "step-000040");
-  fs::remove_all(folder / "again" / "checkpoints" / "step-000060");
+  fs::remove_all(folder / "again" / "checkpoints" / "step-000016");
+  fs::remove_all(folder / "again" / "checkpoints" / "step-000024");
   run(folder, 4, command("te-delayed", "again", keys));
-  const fs::path final = fs::path("checkpoints") / "step-000060";
+  const fs::path final = fs::path("checkpoints") / "step-000024";
   for (const char* file : {"model.safetensors", "optimizer-00001-of-00002.safetensors",
                            "optimizer-00002-of-00002.safetensors", "scaling.safetensors"}) {
     CAPTURE(file);
@@ -52,18 +52,18 @@ TEST_CASE("a run continues in every layout to the bits of one rank") {
       {2, {"parallelism.pipeline=2"}},
       {4, {"parallelism.tensor=2", "parallelism.pipeline=2"}},
   };
-  const fs::path final = fs::path("checkpoints") / "step-000060";
+  const fs::path final = fs::path("checkpoints") / "step-000024";
   std::string before = "one";
   for (size_t i = 0; i < layouts.size(); ++i) {
     const std::string name = std::to_string(i);
     CAPTURE(name, before);
     // From the middle of the layout before, so that each reads what another has written.
     fs::copy(folder / before, folder / name, fs::copy_options::recursive);
-    fs::remove_all(folder / name / "checkpoints" / "step-000040");
+    fs::remove_all(folder / name / "checkpoints" / "step-000016");
     fs::remove_all(folder / name / final);
     run(folder, layouts[i].ranks, words(name, layouts[i].keys));
     for (const fs::path& file :
-         {final / "model.safetensors", fs::path("samples/step-000040.txt")}) {
+         {final / "model.safetensors", fs::path("samples/step-000016.txt")}) {
       CAPTURE(file);
       CHECK(same_bytes(folder / name / file, folder / "one" / file));
     }
@@ -92,7 +92,7 @@ TEST_CASE("a run of ranks that share sequences continues as one of data ranks, a
   const double loss = validation_loss(folder / "data");
   CHECK(validation_loss(folder / "context") == Approx(loss).epsilon(0.01));
   fs::copy(folder / "context", folder / "then", fs::copy_options::recursive);
-  fs::remove_all(folder / "then" / "checkpoints" / "step-000060");
+  fs::remove_all(folder / "then" / "checkpoints" / "step-000024");
   run(folder, 2, command("te-delayed", "then", data));
   CHECK(validation_loss(folder / "then") == Approx(loss).epsilon(0.01));
 }
@@ -108,7 +108,7 @@ TEST_CASE("ranks with different experts continue as ranks with all, and back") {
                     fmt::format("parallelism.zero_stage={}", stage)});
   };
   const fs::path saved = "checkpoints";
-  const fs::path weights = saved / "step-000060" / "model.safetensors";
+  const fs::path weights = saved / "step-000024" / "model.safetensors";
   const auto run_on_from = [&](const std::string& before, const std::string& name,
                                const Words& without, const Words& as) {
     fs::copy(folder / before, folder / name, fs::copy_options::recursive);
@@ -117,8 +117,8 @@ TEST_CASE("ranks with different experts continue as ranks with all, and back") {
     }
     run(folder, 4, as);
   };
-  const Words last = {"step-000060"};
-  const Words last_two = {"step-000040", "step-000060"};
+  const Words last = {"step-000024"};
+  const Words last_two = {"step-000016", "step-000024"};
   run(folder, 4, words("parts", 2, 0));
   const double loss = validation_loss(folder / "parts");
   // Stage 0 rounds the gradients of fp8-lm once more.
@@ -160,7 +160,7 @@ TEST_CASE("ranks that share layers and the optimizer write one checkpoint") {
   Words shared = keys;
   shared.emplace_back("parallelism.tensor=2");
   run(folder, 4, command(plan, "shared", shared));
-  const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
+  const fs::path final = fs::path("checkpoints") / "step-000024" / "model.safetensors";
   CHECK(same_bytes(folder / "shared" / final, folder / "data" / final));
   expect_code(0, folder.path(), {"export", "shared", "--out", "hf"});
 }
@@ -181,7 +181,7 @@ TEST_CASE("ranks that share layers read weights with one scale as one rank does"
   };
   run(folder, 1, from_folder("one", {}));
   run(folder, 2, from_folder("two", {"parallelism.tensor=2"}));
-  const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
+  const fs::path final = fs::path("checkpoints") / "step-000024" / "model.safetensors";
   CHECK(same_bytes(folder / "two" / final, folder / "one" / final));
 }
 
@@ -194,22 +194,22 @@ TEST_CASE("a run continues where another layout pads the vocabulary to another l
   };
   run(folder, 1, words({}));
   const fs::path checkpoints = folder / "run" / "checkpoints";
-  fs::remove_all(checkpoints / "step-000040");
-  fs::remove_all(checkpoints / "step-000060");
+  fs::remove_all(checkpoints / "step-000016");
+  fs::remove_all(checkpoints / "step-000024");
   CHECK_THAT(run(folder, 2, words({"parallelism.tensor=2"})).out,
-             Catch::Contains("step-000020 at step 20"));
-  fs::remove_all(checkpoints / "step-000060");
-  CHECK_THAT(run(folder, 1, words({})).out, Catch::Contains("step-000040 at step 40"));
+             Catch::Contains("step-000008 at step 8"));
+  fs::remove_all(checkpoints / "step-000024");
+  CHECK_THAT(run(folder, 1, words({})).out, Catch::Contains("step-000016 at step 16"));
 }
 
 TEST_CASE("stages continue with their factors of automatic scales") {
   const TextFolder folder;
   const Words words = command("fp8-lm", "run", {"sample.interval=0", "parallelism.pipeline=2"});
   run(folder, 2, words);
-  const fs::path final = folder / "run" / "checkpoints" / "step-000060";
+  const fs::path final = folder / "run" / "checkpoints" / "step-000024";
   const std::string whole = read_file(final / "model.safetensors");
   fs::remove_all(final);
-  CHECK_THAT(run(folder, 2, words).out, Catch::Contains("step-000040 at step 40"));
+  CHECK_THAT(run(folder, 2, words).out, Catch::Contains("step-000016 at step 16"));
   CHECK(read_file(final / "model.safetensors") == whole);
 }
 

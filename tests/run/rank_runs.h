@@ -5,7 +5,7 @@
 
 namespace fp8train::test {
 
-inline constexpr long kSteps = 60;  // no machine finishes before it is stopped
+inline constexpr long kSteps = 24;
 
 /// Ranks wait without spinning: cores may be fewer than they.
 inline const Words kEnvironment = {"OMP_NUM_THREADS=1", "OMPI_MCA_mpi_yield_when_idle=1",
@@ -26,13 +26,13 @@ inline Words command(const std::string& plan, const std::string& name, const Wor
                  "training.global_batch_size=8",
                  "optimizer.lr=3e-3",
                  "scheduler.warmup_steps=4",
-                 "eval.interval=25",
+                 "eval.interval=10",
                  "eval.batches=4",
-                 "sample.interval=40",
+                 "sample.interval=16",
                  "sample.max_new_tokens=8",
                  "logging.interval=1",
                  "logging.format=plain",
-                 "checkpoint.interval=20",
+                 "checkpoint.interval=8",
                  "parallelism.bucket_mb=1",
                  "comm.timeout=60",
                  "device=cpu",

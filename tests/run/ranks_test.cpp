@@ -75,7 +75,7 @@ TEST_CASE("what ranks share changes no bit of a run") {
   const std::string batch = "training.global_batch_size=" + std::to_string(ranks == 3 ? 12 : 8);
   const TextFolder folder;
   run(folder, ranks, command(plan, "zero0", {batch}));
-  const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
+  const fs::path final = fs::path("checkpoints") / "step-000024" / "model.safetensors";
   for (const int stage : {1, 2, 3}) {
     CAPTURE(stage);
     const std::string name = "zero" + std::to_string(stage);
@@ -84,8 +84,8 @@ TEST_CASE("what ranks share changes no bit of a run") {
     CHECK(numbers(folder / name, "loss") == numbers(folder / "zero0", "loss"));
     CHECK(numbers(folder / name, "val_loss") == numbers(folder / "zero0", "val_loss"));
     CHECK(same_bytes(folder / name / final, folder / "zero0" / final));
-    CHECK(same_bytes(folder / name / "samples" / "step-000040.txt",
-                     folder / "zero0" / "samples" / "step-000040.txt"));
+    CHECK(same_bytes(folder / name / "samples" / "step-000016.txt",
+                     folder / "zero0" / "samples" / "step-000016.txt"));
   }
 }
 
@@ -101,20 +101,20 @@ TEST_CASE("a checkpoint of which one rank reads other bytes is passed over on al
     CAPTURE(rank, file);
     const std::string name = std::string("rank") + rank + file;
     fs::copy(folder / "whole", folder / name, fs::copy_options::recursive);
-    fs::remove_all(folder / name / "checkpoints" / "step-000060");
+    fs::remove_all(folder / name / "checkpoints" / "step-000024");
     const Outcome outcome =
         run(folder, 2, command("te-delayed", name, keys), 0,
             {std::string("LD_PRELOAD=") + FP8TRAIN_FILE_FAULTS,
              "FP8TRAIN_FAULT_FOLDER=" + (folder / name).string(), "FP8TRAIN_FAULT_KIND=FLIP",
              std::string("FP8TRAIN_FAULT_RANK=") + rank,
-             std::string("FP8TRAIN_FAULT_EVERY=read step-000040/") + file});
-    CHECK_THAT(outcome.out, Catch::Contains("checkpoints/step-000020 at step 20"));
-    CHECK_THAT(outcome.err, Catch::Contains("skipped checkpoint step-000040: ") &&
+             std::string("FP8TRAIN_FAULT_EVERY=read step-000016/") + file});
+    CHECK_THAT(outcome.out, Catch::Contains("checkpoints/step-000008 at step 8"));
+    CHECK_THAT(outcome.err, Catch::Contains("skipped checkpoint step-000016: ") &&
                                 Catch::Contains(std::string(file) + ": damaged"));
     if (std::string(rank) == "1") {
       CHECK_THAT(outcome.err, Catch::Contains("rank 1: "));
     }
-    const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
+    const fs::path final = fs::path("checkpoints") / "step-000024" / "model.safetensors";
     CHECK(same_bytes(folder / name / final, folder / "whole" / final));
   }
 }
@@ -122,7 +122,7 @@ TEST_CASE("a checkpoint of which one rank reads other bytes is passed over on al
 TEST_CASE("a checkpoint that ranks have written in parts goes on in every layout") {
   const TextFolder folder;
   run(folder, 4, command("fp32", "zero3", {"parallelism.zero_stage=3"}));
-  const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
+  const fs::path final = fs::path("checkpoints") / "step-000024" / "model.safetensors";
   const std::vector<double> losses = numbers(folder / "zero3", "loss");
   struct Other {
     int ranks, stage, sharing;
@@ -132,8 +132,8 @@ TEST_CASE("a checkpoint that ranks have written in parts goes on in every layout
     CAPTURE(ranks, stage, sharing);
     const std::string name = "on" + std::to_string(100 * ranks + 10 * stage + sharing);
     fs::copy(folder / "zero3", folder / name, fs::copy_options::recursive);
-    fs::remove_all(folder / name / "checkpoints" / "step-000040");
-    fs::remove_all(folder / name / "checkpoints" / "step-000060");
+    fs::remove_all(folder / name / "checkpoints" / "step-000016");
+    fs::remove_all(folder / name / "checkpoints" / "step-000024");
     run(folder, ranks,
         command("fp32", name,
                 {"parallelism.zero_stage=" + std::to_string(stage),
@@ -160,7 +160,7 @@ fs::path divide_weights(const TextFolder& folder, const fs::path& from, const fs
     }
   }
   fs::remove_all(folder / "hf");
-  return save_checkpoint(root, 40, contents);
+  return save_checkpoint(root, 16, contents);
 }
 
 }  // namespace
@@ -168,15 +168,15 @@ fs::path divide_weights(const TextFolder& folder, const fs::path& from, const fs
 TEST_CASE("a checkpoint with several files of weights goes on in every layout to the same bits") {
   const TextFolder folder;
   run(folder, 2, command("bf16", "whole", {"checkpoint.keep_last=3"}));
-  const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
+  const fs::path final = fs::path("checkpoints") / "step-000024" / "model.safetensors";
   for (const std::string stage : {"0", "1", "3"}) {
     CAPTURE(stage);
-    const fs::path divided = divide_weights(folder, folder / "whole/checkpoints/step-000040",
+    const fs::path divided = divide_weights(folder, folder / "whole/checkpoints/step-000016",
                                             folder / stage / "checkpoints");
     const Words words =
         command("bf16", stage,
                 {"parallelism.zero_stage=" + stage, "checkpoint.resume=" + divided.string()});
-    CHECK_THAT(run(folder, 2, words).out, Catch::Contains("step-000040 at step 40"));
+    CHECK_THAT(run(folder, 2, words).out, Catch::Contains("step-000016 at step 16"));
     CHECK(same_bytes(folder / stage / final, folder / "whole" / final));
     const std::string name = "model-00002-of-00006.safetensors";
     std::string bytes = read_file(divided / name);
@@ -261,10 +261,12 @@ TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on 
       GENERATE(std::pair("msamp-o2", false), std::pair("fp8-lm", false),
                std::pair("te-delayed", true), std::pair("te-delayed", false));
   CAPTURE(plan, reduces);
+  constexpr long kLong = 60;  // no machine finishes before it is stopped
   const TextFolder folder;
   const auto words = [plan = plan, reduces = reduces](const std::string& name) {
     return command(plan, name,
-                   {std::string("precision.reduce_amax=") + (reduces ? "true" : "false")});
+                   {std::string("precision.reduce_amax=") + (reduces ? "true" : "false"),
+                    "training.max_steps=" + std::to_string(kLong)});
   };
   run(folder, 2, words("whole"));
   Process stopped(folder.path(), words("stopped"), kEnvironment, mpirun(2));
@@ -274,7 +276,7 @@ TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on 
   const Outcome outcome = stopped.wait();
   CAPTURE(outcome.out, outcome.err);
   CHECK(outcome.code == 75);
-  REQUIRE(last_logged_step(folder / "stopped") < kSteps);
+  REQUIRE(last_logged_step(folder / "stopped") < kLong);
   fs::copy(folder / "stopped", folder / "alone", fs::copy_options::recursive);
 
   run(folder, 2, words("stopped"));
@@ -288,7 +290,7 @@ TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on 
       resumed.err.find("scales of x and dy, which 2 ranks have saved") != std::string::npos;
   CHECK(says != reduces);
   const std::vector<double> alone = numbers(folder / "alone", "loss");
-  CHECK(alone.size() == kSteps);
+  CHECK(alone.size() == kLong);
   // One rank rounds fewer contributions, and from the first other code on two runs part by chance.
   CHECK(largest_relative(alone, numbers(folder / "whole", "loss")) < 2e-2);
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 namespace fp8train::test {
 
@@ -19,6 +20,14 @@ struct Share {
     return {every, rotation == nullptr ? 0 : std::strtoul(rotation, nullptr, 10) % every};
   }
   bool has(size_t index) const { return index % every == first; }
+  template <typename T>
+  std::vector<T> of(const std::vector<T>& all) const {
+    std::vector<T> some;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (has(i)) some.push_back(all[i]);
+    }
+    return some;
+  }
 };
 
 }  // namespace fp8train::test

@@ -21,35 +21,15 @@
 #include "support/rank_threads.h"
 #include "support/small_gpt2.h"
 #include "support/small_moe.h"
+#include "train/stage_results.h"
 
 using namespace fp8train;
+using test::Trained;
 
 namespace {
 
 constexpr int64_t kBlocks = 4;
 constexpr int64_t kSteps = 3;
-
-/// The results of a training. The stages of a pipeline add their parts.
-struct Trained {
-  std::vector<double> losses, norms;
-  double evaluated = 0;
-  std::map<std::string, std::vector<float>> values;  // and moments
-  std::map<std::string, float> scales;
-  bool as_planned = true;
-  bool agree = true;  // on what several ranks have
-
-  void add(const Trained& stage) {
-    losses = stage.losses;
-    norms = stage.norms;
-    evaluated = stage.evaluated;
-    for (const auto& [name, of_stage] : stage.values) {
-      const auto [found, is_new] = values.emplace(name, of_stage);
-      agree = agree && (is_new || test::same_bits(found->second, of_stage));
-    }
-    scales.insert(stage.scales.begin(), stage.scales.end());
-    as_planned = as_planned && stage.as_planned;
-  }
-};
 
 EngineSettings four_blocks(EngineSettings settings, int64_t micro_batches) {
   settings.model.num_hidden_layers = kBlocks;
@@ -196,25 +176,6 @@ class WholeRanks {
   std::map<std::pair<int64_t, int64_t>, Trained> trained_;  // by blocks and micro-batches
 };
 
-void check_same(const Trained& trained, const Trained& wanted) {
-  CHECK(trained.losses == wanted.losses);
-  CHECK(trained.norms == wanted.norms);
-  CHECK(trained.evaluated == wanted.evaluated);
-  CHECK(trained.as_planned);
-  CHECK(trained.agree);
-  REQUIRE(trained.values.size() == wanted.values.size());
-  for (const auto& [name, values] : wanted.values) {
-    CAPTURE(name);
-    REQUIRE(trained.values.contains(name));
-    CHECK(test::same_bits(trained.values.at(name), values));
-  }
-  REQUIRE(trained.scales.size() == wanted.scales.size());
-  for (const auto& [name, scale] : wanted.scales) {
-    CAPTURE(name, scale);
-    CHECK(trained.scales.at(name) == scale);
-  }
-}
-
 }  // namespace
 
 TEST_CASE("two stages train as one rank does, in every plan") {
@@ -226,7 +187,7 @@ TEST_CASE("two stages train as one rank does, in every plan") {
   for (const Order& order : kOrders) {
     CAPTURE(plan, order.kind);
     if (!takes_long || order.kind == ScheduleKind::zero_bubble) {
-      check_same(train_stages(in_order(settings, order, 2), 2), one);
+      test::check_same(train_stages(in_order(settings, order, 2), 2), one);
     }
   }
 }
@@ -240,7 +201,7 @@ TEST_CASE("any number of stages and micro-batches trains as one rank does") {
     CAPTURE(plan, stages, micro_batches, order.kind);
     const EngineSettings settings =
         in_order(four_blocks(test::small_gpt2(plan), micro_batches), order, stages);
-    check_same(train_stages(settings, stages), whole.train_as(settings));
+    test::check_same(train_stages(settings, stages), whole.train_as(settings));
   }
 }
 
@@ -253,7 +214,7 @@ TEST_CASE("stages do not wait for each other where messages are sent in the orde
   EngineSettings settings =
       in_order(four_blocks(test::small_gpt2("te-delayed"), micro_batches), order, stages);
   settings.model.tie_word_embeddings = tied;
-  check_same(train_stages(settings, stages, 2, true), train_stages(settings, stages, 2));
+  test::check_same(train_stages(settings, stages, 2, true), train_stages(settings, stages, 2));
 }
 
 TEST_CASE("stages recompute, mask documents and have a head in FP8 as one rank does") {
@@ -267,7 +228,7 @@ TEST_CASE("stages recompute, mask documents and have a head in FP8 as one rank d
     EngineSettings settings = in_order(four_blocks(test::small_llama(plan), 5), order, 2);
     settings.step.decoder.recompute = recompute;
     settings.plan.exemptions.head = false;
-    check_same(train_stages(settings, 2), whole.train_as(settings));
+    test::check_same(train_stages(settings, 2), whole.train_as(settings));
   }
 }
 
@@ -279,7 +240,7 @@ TEST_CASE("stages mask documents and count targets as one rank does") {
   settings.model.num_hidden_layers = 8;
   settings.strategy.layout.stage_blocks =
       order.chunks == 1 ? std::vector<int64_t>{5, 1, 2} : std::vector<int64_t>{1, 2, 1, 1, 2, 1};
-  check_same(train_stages(settings, 3), train(settings, nullptr));
+  test::check_same(train_stages(settings, 3), train(settings, nullptr));
 }
 
 TEST_CASE("replicas of stages train as replicas of the whole model do, in every stage of ZeRO") {
@@ -292,7 +253,7 @@ TEST_CASE("replicas of stages train as replicas of the whole model do, in every 
     EngineSettings settings =
         in_order(four_blocks(test::small_llama(plan), micro_batches), order, 2);
     settings.strategy.zero_stage = zero_stage;
-    check_same(train_stages(settings, 2, 2), whole.train_as(settings));
+    test::check_same(train_stages(settings, 2, 2), whole.train_as(settings));
   }
 }
 
@@ -323,8 +284,8 @@ TEST_CASE("stages clip by the norm of the whole model, and run any optimizer") {
       from_range(test::with_each_optimizer(four_blocks(test::small_llama("te-delayed"), 3))));
   settings.optimizer.grad_clip = 0.01;
   CAPTURE(settings.optimizer.name);
-  check_same(train_stages(settings, 4), train(settings, nullptr));
-  check_same(train_stages(in_order(settings, kOrders[1], 4), 4), train(settings, nullptr));
+  test::check_same(train_stages(settings, 4), train(settings, nullptr));
+  test::check_same(train_stages(in_order(settings, kOrders[1], 4), 4), train(settings, nullptr));
 }
 
 TEST_CASE("a gradient that is not finite in one stage makes all skip the step") {
@@ -385,7 +346,7 @@ TEST_CASE("stages train a part of the parameters as one rank does") {
     EngineSettings settings = in_order(four_blocks(test::small_gpt2("te-delayed"), 2), order, 2);
     settings.step.decoder.frozen = frozen;
     settings.strategy.zero_stage = zero_stage;
-    check_same(train_stages(settings, 2, 2), whole.train_as(settings));
+    test::check_same(train_stages(settings, 2, 2), whole.train_as(settings));
   }
 }
 
@@ -393,7 +354,7 @@ TEST_CASE("stages that share a table which is not trained have the bits of one r
   EngineSettings settings = four_blocks(test::small_gpt2("te-delayed"), 2);
   settings.model.tie_word_embeddings = true;
   settings.step.decoder.frozen = {"embedding.*"};
-  check_same(train_stages(settings, 2, 2), train_stages(settings, 1, 2));
+  test::check_same(train_stages(settings, 2, 2), train_stages(settings, 1, 2));
 }
 
 TEST_CASE("weight gradients of their own take the memory of their operands alone") {
