@@ -13,8 +13,10 @@
 #include "config/load.h"
 #include "device/gpu_kinds.h"
 #include "engine/dry_run.h"
+#include "engine/pass_times.h"
 #include "engine/step_time.h"
 #include "layouts.h"
+#include "output_path.h"
 #include "overview.h"
 #include "parallel/pipeline_schedule.h"
 #include "session_words.h"
@@ -27,7 +29,8 @@ namespace {
 
 struct EstimateOptions {
   RankOptions ranks;
-  std::string gpu;
+  std::string gpu, schedule;
+  bool overwrite = false;
 };
 
 /// Nothing larger is tried.
@@ -92,17 +95,24 @@ void print_stages(const Session& session, const DryRunStep& largest) {
   }
   const PipelineShape shape =
       layout.pipeline_shape(session.engine.step.gradient_accumulation_steps);
-  const ScheduleCost cost = check_schedule(layout.schedule_of(shape.micro_batches), shape);
+  const std::vector<ActionTimes> times = pass_times(session.engine);
+  const ScheduleCost cost = check_schedule(schedule_of(session.engine), shape, times);
   std::vector<int64_t> blocks;
   for (int stage = 0; stage < shape.stages; ++stage) {
     blocks.push_back(part_of_stage(session.engine, stage).blocks());
   }
+  const ActionTimes& first = times.front();
   print_fitted(
-      "stages  {}, of {} to {} blocks, up to {} micro-batches{} in the first one at a time; idle "
-      "for {:.1f} % of the time of their work if all took equally long, with {} micro-batches per "
-      "step; FLOP and memory are those of stage {}, which needs the most memory\n",
-      shape.stages, std::ranges::min(blocks), std::ranges::max(blocks), cost.held.front(),
-      shape.chunks > 1 ? " of a chunk" : "", 100 * cost.bubble, shape.micro_batches, largest.stage);
+      "stages  {}, of {} to {} blocks, in the order {}, up to {} micro-batches{} in the first one "
+      "at a time; idle for {:.1f} % of the time of their work, with {} micro-batches per step and "
+      "passes that last as 1 : {:.2f} : {:.2f} (forward, backward, weight gradients, of the FLOPs "
+      "in them); FLOP and memory are those of stage {}, which needs the most memory\n",
+      shape.stages, std::ranges::min(blocks), std::ranges::max(blocks),
+      layout.schedule_file.empty() ? std::string(name_in(kScheduleKinds, layout.schedule))
+                                   : "of " + layout.schedule_file,
+      cost.held.front(), shape.chunks > 1 ? " of a chunk" : "", 100 * cost.bubble,
+      shape.micro_batches, first.backward / first.forward, first.weight_gradient / first.forward,
+      largest.stage);
 }
 
 void print_memory(const Settings& settings, const Session& session, const DryRunStep& step,
@@ -162,7 +172,7 @@ void print_time(const Session& session, const StepTime& time, const GpuKind& gpu
       100 * shares.memory, 100 * shares.wire);
 }
 
-int estimate_settings(const Settings& settings, int world_size) {
+int estimate_settings(const Settings& settings, int world_size, const std::string& schedule) {
   const Session session = open_session(settings, false, world_size);
   log_notes(session);
   plan_threads(settings.threads, ranks_of_node(settings.job));
@@ -202,10 +212,16 @@ int estimate_settings(const Settings& settings, int world_size) {
         : most >= kMaxMicroBatch ? fmt::format("{} or more", most)
                                  : fmt::format("{}", most));
   }
+  if (!schedule.empty()) {
+    write_schedule(schedule, session.engine);
+  }
   return 0;
 }
 
 int estimate(const EstimateOptions& options) {
+  if (!options.schedule.empty()) {
+    check_output_file(options.schedule, options.overwrite, "--schedule");
+  }
   Settings settings = load(options.ranks.common, true);
   if (!options.gpu.empty()) {
     settings.job.gpu = options.gpu;
@@ -216,7 +232,8 @@ int estimate(const EstimateOptions& options) {
   const int64_t data = world_size / (layout.tensor * layout.pipeline * layout.context);
   print_fitted("{}", fit_global_batch(static_cast<int>(std::max<int64_t>(data, 1)),
                                       settings.step.micro_batch_size, settings));
-  return with_locations(settings, [&] { return estimate_settings(settings, world_size); });
+  return with_locations(settings,
+                        [&] { return estimate_settings(settings, world_size, options.schedule); });
 }
 
 }  // namespace
@@ -225,6 +242,10 @@ void add_estimate(Arguments command, Action& action) {
   auto options = std::make_shared<EstimateOptions>();
   add_ranks(command, options->ranks);
   add_gpu(command, options->gpu);
+  command.path("--schedule", options->schedule,
+               "A new file for the order in which pipeline stages run (parallelism.schedule_file)",
+               PathUse::output);
+  command.flag("--overwrite", options->overwrite, "With --schedule: replace a file that is there");
   command.run(action, [options] { return estimate(*options); });
 }
 

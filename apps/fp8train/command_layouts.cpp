@@ -16,6 +16,7 @@
 #include "commands.h"
 #include "config/load.h"
 #include "config/show.h"
+#include "engine/pass_times.h"
 #include "layouts.h"
 #include "output_path.h"
 #include "overview.h"
@@ -29,7 +30,7 @@ struct LayoutOptions {
   RankOptions ranks;
   std::string gpu;
   int64_t top = 10;
-  std::string write;
+  std::string write, schedule;
   bool overwrite = false;
 };
 
@@ -107,8 +108,12 @@ void print_others(const LayoutSearch& found, const RankMemory& memory, const Set
   }
 }
 
-void print_fastest(const LayoutOptions& options, const Layout& fastest, const Settings& file) {
+void print_fastest(const LayoutOptions& options, const Layout& fastest, const Settings& file,
+                   int ranks) {
   print_fitted("fastest: {}\n", keys_of(fastest, file));
+  if (!options.schedule.empty()) {
+    write_schedule(options.schedule, open_session(fastest.settings, false, ranks).engine);
+  }
   if (!options.write.empty()) {
     write_output_file(options.write, show_settings(fastest.settings, false));
     print_fitted(
@@ -169,13 +174,16 @@ int print_layouts(const LayoutOptions& options, Settings settings, int ranks) {
     throw DeviceError(
         "no layout fits: take more ranks, a plan with fewer bytes, or a smaller model");
   }
-  print_fastest(options, found.fitting.front(), settings);
+  print_fastest(options, found.fitting.front(), settings, ranks);
   return 0;
 }
 
 int layouts(const LayoutOptions& options) {
   if (!options.write.empty()) {
     check_output_file(options.write, options.overwrite, "--write");
+  }
+  if (!options.schedule.empty()) {
+    check_output_file(options.schedule, options.overwrite, "--schedule");
   }
   Settings settings = load(options.ranks.common, true);
   if (!options.gpu.empty()) {
@@ -200,7 +208,10 @@ void add_layouts(Arguments command, Action& action) {
   command.option("--top", options->top, 1, "Lines to print");
   command.path("--write", options->write, "A new file for the run with the fastest layout",
                PathUse::output);
-  command.flag("--overwrite", options->overwrite, "With --write: replace a file that is there");
+  command.path("--schedule", options->schedule,
+               "A new file for the order in which its stages run (parallelism.schedule_file)",
+               PathUse::output);
+  command.flag("--overwrite", options->overwrite, "Replace files that are there");
   command.run(action, [options] { return layouts(*options); });
 }
 

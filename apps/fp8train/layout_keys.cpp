@@ -5,7 +5,10 @@
 #include <algorithm>
 
 #include "base/names.h"
+#include "base/screen.h"
+#include "engine/pass_times.h"
 #include "layouts.h"
+#include "output_path.h"
 
 namespace fp8train {
 
@@ -24,7 +27,7 @@ std::string keys_of(const Layout& layout, const Settings& file) {
   if (strategy.layout.expert != of_file.expert) {
     others += fmt::format(" parallelism.expert={}", strategy.layout.expert);
   }
-  if (strategy.layout.schedule != of_file.schedule) {
+  if (strategy.layout.schedule != of_file.schedule || !of_file.schedule_file.empty()) {
     others +=
         fmt::format(" parallelism.schedule={}", name_in(kScheduleKinds, strategy.layout.schedule));
   }
@@ -54,6 +57,15 @@ std::string keys_of(const Layout& layout, const Settings& file) {
       name_of(settings.step.decoder.recompute), settings.step.micro_batch_size,
       global > 0 ? "global_batch_size" : "gradient_accumulation_steps",
       global > 0 ? global : layout.micro_batches);
+}
+
+void write_schedule(const std::string& file, const EngineSettings& settings) {
+  if (settings.strategy.layout.pipeline == 1) {
+    print_fitted("not written: {}, since one stage has no schedule\n", file);
+    return;
+  }
+  write_output_file(file, text_of(schedule_of(settings)));
+  print_fitted("wrote {}; parallelism.schedule_file={} runs it\n", file, file);
 }
 
 std::string fit_global_batch(int ranks, int64_t micro_batch_size, Settings& settings) {

@@ -93,6 +93,7 @@ std::vector<ParallelLayout> sizes_of_axes(const Settings& settings, const ModelC
         layout.tensor = tensor;
         layout.pipeline = pipeline;
         layout.schedule = ScheduleKind::one_forward_one_backward;
+        layout.schedule_file.clear();
         layout.virtual_stages = 1;
         if (pipeline != given.pipeline || given.virtual_stages > 1) {
           layout.stage_blocks.clear();

@@ -60,6 +60,10 @@ LayoutSearch search_layouts(
 /// and others where they differ from those of `file`.
 std::string keys_of(const Layout& layout, const Settings& file);
 
+/// Writes the order in which the stages of a pipeline run (schedule_of()) into a file, and prints
+/// that. Throws DeviceError.
+void write_schedule(const std::string& file, const EngineSettings& settings);
+
 /// Whether some layout of the search has ranks that can share the step's sequences.
 bool can_be_shared(const Settings& settings, int ranks);
 

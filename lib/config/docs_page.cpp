@@ -59,10 +59,11 @@ entries win:
 
 Some keys exclude each other: `max_steps`, `max_tokens` and `max_epochs`,
 `gradient_accumulation_steps` and `global_batch_size`, `model.preset` and `model.from`, `data.val`
-and `data.val_fraction`; and `mixed_precision` or `precision.plan` excludes keys that select another
-plan, and options of `fp8` that have no meaning for the chosen one. A key replaces those that it
-excludes in earlier entries, and the start of the run says so. Within one file they are an error;
-only `precision.plan` overrides `mixed_precision` there.
+and `data.val_fraction`, `parallelism.schedule` and `schedule_file`; and `mixed_precision` or
+`precision.plan` excludes keys that select another plan, and options of `fp8` that have no meaning
+for the chosen one. A key replaces those that it excludes in earlier entries, and the start of the
+run says so. Within one file they are an error; only `precision.plan` overrides `mixed_precision`
+there.
 
 An unknown, repeated or mistyped key, and a value out of its range, is an error with file, line and
 column; all errors are reported at once, with exit code 2. Whole numbers may be written as `100M`,

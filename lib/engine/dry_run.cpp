@@ -91,10 +91,14 @@ struct Repeated {
 
 /// A step of several micro-batches is the first, the last, and equal ones between: three of them
 /// are run, whatever their number, and one more for each further stage of a pipeline. The last two
-/// of these begin a forward and a backward pass apart. Other schedules than 1F1B repeat themselves
-/// after as many micro-batches as there are stages, once twice as many have begun.
+/// of these begin a forward and a backward pass apart. Interleaved schedules repeat themselves
+/// after as many micro-batches as there are stages, once twice as many have begun. Others are run
+/// whole.
 Repeated repeated_part(const EngineSettings& settings) {
   const ParallelLayout& layout = settings.strategy.layout;
+  if (layout.pipeline > 1 && !layout.is_periodic()) {
+    return {};
+  }
   const bool alternates = layout.schedule == ScheduleKind::one_forward_one_backward;
   const int64_t stages = layout.pipeline;
   const int64_t period = alternates ? 1 : stages;
@@ -262,8 +266,9 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
 StageRuns dry_run_stages(const EngineSettings& settings, int ranks_of_stage,
                          const std::function<DryRunStep(int rank)>& of_rank) {
   const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
-  // A later stage of a zero-bubble schedule can store more than the one before it.
-  const bool each = settings.strategy.layout.splits_backward();
+  // A later stage of a zero-bubble schedule, or of one from a file, can store more than the one
+  // before it.
+  const bool each = !settings.strategy.layout.is_periodic();
   StageRuns all;
   std::map<std::tuple<std::vector<int64_t>, bool, bool, int>, size_t> of_kind;
   for (int stage = 0; stage < stages; ++stage) {

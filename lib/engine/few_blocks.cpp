@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "engine/pass_times.h"
 #include "model/linear_sites.h"
 #include "optim/registry.h"
 #include "precision/linear_plan.h"
@@ -104,6 +105,9 @@ DryRunStep logged_few_blocks(const EngineSettings& settings, const DeviceTraits&
     few.model.num_hidden_layers = blocks;
     few.part = part;
     few.part->chunks = {{0, blocks}};
+    if (stages > 1 && !few.strategy.layout.is_periodic()) {
+      few.strategy.layout.given_schedule = schedule_of(settings);
+    }
     return logged_step(few, traits, ranks, rank);
   };
   const int64_t blocks = part.blocks();

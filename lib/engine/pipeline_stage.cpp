@@ -3,6 +3,7 @@
 #include "base/trace.h"
 #include "comm/exchange/reduce.h"
 #include "engine/engine.h"
+#include "engine/pass_times.h"
 #include "model/linear_sites.h"
 #include "model/step_part.h"
 
@@ -11,6 +12,11 @@ namespace {
 
 Shape batch_shape(const EngineSettings& settings) {
   return {settings.step.micro_batch_size, settings.length_of_rank()};
+}
+
+/// The times with which messages are planned. Equal ones where a dry run has fewer micro-batches.
+std::vector<ActionTimes> times_of_order(const EngineSettings& settings) {
+  return settings.strategy.layout.is_periodic() ? std::vector<ActionTimes>() : pass_times(settings);
 }
 
 StageMemory with_all(std::initializer_list<const StagePlan*> plans) {
@@ -100,8 +106,8 @@ PipelineStage::PipelineStage(Device& device, const EngineSettings& settings, Com
 PipelineStage::PipelineStage(Device& device, const EngineSettings& settings, Communicator& stages,
                              const ScalingState& scaling, RankCombiner* of_stage,
                              const PipelineShape& shape)
-    : step(plan_stage(settings.strategy.layout.schedule_of(shape.micro_batches), shape,
-                      static_cast<size_t>(stages.rank()), stages.in_stream_order())),
+    : step(plan_stage(schedule_of(settings), shape, static_cast<size_t>(stages.rank()),
+                      stages.in_stream_order(), times_of_order(settings))),
       calibration(plan_micro_batch(shape, static_cast<size_t>(stages.rank()), true)),
       evaluation(plan_micro_batch(shape, static_cast<size_t>(stages.rank()), false)),
       memory(with_all({&step, &calibration, &evaluation})),
@@ -114,7 +120,9 @@ PipelineStage::PipelineStage(Device& device, const EngineSettings& settings, Com
       combiner(device, stages, of_stage),
       ahead(scaling.make_stored_scales(ScalingPass::forward)),
       gradients_ahead(step.splits ? scaling.make_stored_scales(ScalingPass::backward)
-                                  : ScalingState::StoredScales{}) {}
+                                  : ScalingState::StoredScales{}) {
+  step.idle = check_schedule(schedule_of(settings), shape, pass_times(settings)).idle;
+}
 
 void Engine::shorten_steps(bool on) {
   constexpr int64_t kOfShortStep = 2;  // the first and the last
@@ -123,12 +131,12 @@ void Engine::shorten_steps(bool on) {
     return;
   }
   stage_->short_step.reset();
-  if (on && layout.schedule == ScheduleKind::one_forward_one_backward &&
+  if (on && layout.is_periodic() && layout.schedule == ScheduleKind::one_forward_one_backward &&
       stage_->step.micro_batches > kOfShortStep) {
-    StagePlan plan =
-        plan_stage(layout.schedule_of(kOfShortStep), layout.pipeline_shape(kOfShortStep),
-                   static_cast<size_t>(mesh().index(Axis::pipeline)),
-                   mesh().group(Group::pipe)->in_stream_order());
+    const PipelineShape shape = layout.pipeline_shape(kOfShortStep);
+    StagePlan plan = plan_stage(make_schedule(layout.schedule, shape), shape,
+                                static_cast<size_t>(mesh().index(Axis::pipeline)),
+                                mesh().group(Group::pipe)->in_stream_order());
     if (with_all({&plan, &stage_->step}) == stage_->step.memory) {
       stage_->short_step = std::move(plan);
     }

@@ -147,8 +147,8 @@ void StageMemory::enlarge(const StageMemory& other) {
 }
 
 StagePlan plan_stage(const PipelineSchedule& schedule, const PipelineShape& shape, size_t stage,
-                     bool in_stream_order) {
-  const ScheduleCost cost = check_schedule(schedule, shape);
+                     bool in_stream_order, const std::vector<ActionTimes>& times) {
+  const ScheduleCost cost = check_schedule(schedule, shape, times);
   const auto planned = [&](bool in_order) {
     Planner planner(schedule.of_stage[stage], shape, stage);
     planner.plan_receives(cost.inputs[stage], in_order);
@@ -156,7 +156,6 @@ StagePlan plan_stage(const PipelineSchedule& schedule, const PipelineShape& shap
   };
   StagePlan plan = planned(in_stream_order);
   plan.memory.enlarge(planned(!in_stream_order).memory);  // a dry run knows no communicator
-  plan.idle = cost.idle;
   plan.micro_batches = shape.micro_batches;
   return plan;
 }

@@ -38,14 +38,16 @@ struct StagePlan {
   StageMemory memory;
   int64_t micro_batches = 1;
   bool splits = false;  ///< weight gradients are actions of their own
-  /// The share of a step in which each stage of the pipeline waits, if all passes take as long.
+  /// The share of a step in which each stage of the pipeline waits, with pass_times().
+  /// PipelineStage sets it.
   std::vector<double> idle = {};
 };
 
 /// Plans the memory of a stage. `in_stream_order`: a message waits for those before it, so that
-/// receives begin when other stages send. Throws as check_schedule() does.
+/// receives begin when other stages send. `times`: of the passes of all parts of the model; empty:
+/// all take as long. Throws as check_schedule() does.
 StagePlan plan_stage(const PipelineSchedule& schedule, const PipelineShape& shape, size_t stage,
-                     bool in_stream_order);
+                     bool in_stream_order, const std::vector<ActionTimes>& times = {});
 /// The same for the forward passes of one micro-batch and, if it `trains`, its backward passes.
 StagePlan plan_micro_batch(PipelineShape shape, size_t stage, bool trains);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/pass_times.h"
 #include "engine/roofline.h"
 
 namespace fp8train {
@@ -113,7 +114,7 @@ StepTime step_time(const EngineSettings& settings, const StageRuns& steps, const
   if (stages == 1) {
     return kinds.front().step;
   }
-  const ScheduleCost cost = check_schedule(layout.schedule_of(shape.micro_batches), shape,
+  const ScheduleCost cost = check_schedule(schedule_of(settings), shape,
                                            times_of_parts(settings, kinds, steps, message));
   double end = 0;
   double once = 0;

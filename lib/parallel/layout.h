@@ -2,6 +2,7 @@
 // How many ranks share the work along each axis, as a user asks for it. Pure data.
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -30,6 +31,8 @@ struct ParallelLayout {
   /// consists, also where one rank has them all. 0: as many as ranks.
   int64_t tensor_parts = 0;
   ScheduleKind schedule = ScheduleKind::one_forward_one_backward;  ///< parallelism.schedule
+  std::string schedule_file;  ///< parallelism.schedule_file: has the order instead; empty: none
+  PipelineSchedule given_schedule;  ///< that of the file, or another one; empty: make_schedule()
   /// parallelism.virtual_stages: chunks of consecutive blocks that each pipeline stage has. Chunk c
   /// of stage s is part c * pipeline + s of the model.
   int64_t virtual_stages = 1;
@@ -42,10 +45,13 @@ struct ParallelLayout {
     return {static_cast<int>(pipeline), static_cast<int>(virtual_stages), micro_batches};
   }
   /// Whether weight gradients are actions of their own.
-  bool splits_backward() const { return pipeline > 1 && schedule == ScheduleKind::zero_bubble; }
-  /// Returns the schedule of a step. Throws ConfigError as make_schedule() does.
-  PipelineSchedule schedule_of(int64_t micro_batches) const {
-    return make_schedule(schedule, pipeline_shape(micro_batches));
+  bool splits_backward() const {
+    return pipeline > 1 && (given_schedule.empty() ? schedule == ScheduleKind::zero_bubble
+                                                   : given_schedule.splits());
+  }
+  /// Whether the order repeats itself, with any number of micro-batches.
+  bool is_periodic() const {
+    return given_schedule.empty() && schedule != ScheduleKind::zero_bubble;
   }
 
   bool operator==(const ParallelLayout&) const = default;

@@ -42,8 +42,12 @@ struct PipelineAction {
 /// The actions of each stage, in order.
 struct PipelineSchedule {
   std::vector<std::vector<PipelineAction>> of_stage;
+  std::vector<size_t> lines = {};  ///< of the text that read_schedule() has read, by stage
 
-  bool operator==(const PipelineSchedule&) const = default;
+  bool empty() const { return of_stage.empty(); }
+  /// Whether weight gradients are actions of their own.
+  bool splits() const;
+  bool operator==(const PipelineSchedule& other) const { return of_stage == other.of_stage; }
 };
 
 /// The pipeline that a schedule is for.
@@ -74,23 +78,26 @@ struct ScheduleCost {
 };
 
 /// Makes a schedule. The first two kinds have the bubbles (stages - 1) / (chunks * micro_batches)
-/// of their papers. zero_bubble stores no more micro-batches than there are stages. Throws
-/// ConfigError with the nearest number that works where the kind has no schedule of this shape.
-PipelineSchedule make_schedule(ScheduleKind kind, const PipelineShape& shape);
+/// of their papers. zero_bubble is made for passes with the times `of_parts`, in the order of the
+/// model (empty: all take as long): with these it is no slower than 1F1B, and it stores no more
+/// micro-batches than there are stages. Throws ConfigError with the nearest number that works where
+/// the kind has no schedule of this shape.
+PipelineSchedule make_schedule(ScheduleKind kind, const PipelineShape& shape,
+                               const std::vector<ActionTimes>& of_parts = {});
 
-/// Runs the schedule on paper. Throws ConfigError that names the stage and the action if an action
-/// is missing, comes twice or is out of order, or if stages wait for each other in a circle.
+/// Runs the schedule on paper with the times of each of the model's parts, in the order of the
+/// model; empty: all take as long. Throws ConfigError that names the stage, its line where it was
+/// read from a text, and the action if an action is missing, comes twice or is out of order, or if
+/// stages wait for each other in a circle.
 ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShape& shape,
-                            const ActionTimes& times = {});
-/// Does the same with times of each of the model's parts, in the order of the model.
-ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShape& shape,
-                            const std::vector<ActionTimes>& of_parts);
+                            const std::vector<ActionTimes>& of_parts = {});
 
 /// "F3": forward of micro-batch 3; "B3.1": backward of chunk 1; "W3": weight gradients.
 std::string text_of(const PipelineAction& action);
 /// A line for each stage: "stage 2: F0 F1 B0 ..".
 std::string text_of(const PipelineSchedule& schedule);
-/// Reads what text_of() writes. Throws ConfigError with the line and the word that it cannot read.
+/// Reads what text_of() writes; # begins a comment. Throws ConfigError with the line and the word
+/// that it cannot read.
 PipelineSchedule read_schedule(std::string_view text);
 
 }  // namespace fp8train

@@ -133,7 +133,8 @@ RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevi
   const RunDirectory& directory = parts.records.directory();
   parts.listener->opened(directory);
   section_advances();
-  agree_on_run(comm, request.resolved_yaml + request.version + session.data.train.fingerprint());
+  agree_on_run(comm, request.resolved_yaml + request.version + session.data.train.fingerprint() +
+                         text_of(session.engine.strategy.layout.given_schedule));
   check_shared_folder(comm, directory.root);
   parts.threads = configure_threads(session.settings.threads, ranks_on_these_cores(comm));
   parts.earlier_config = earlier_config(directory);

@@ -22,6 +22,7 @@
 #include "optim/registry.h"
 #include "precision/linear_plan.h"
 #include "train/probed_products.h"
+#include "train/schedule_file.h"
 
 namespace fp8train {
 namespace {
@@ -252,20 +253,6 @@ void set_length(Session& session) {
   session.enter_stage(0);
 }
 
-namespace {
-
-StrategySettings strategy_settings(const Settings& settings, const ModelConfig& model,
-                                   const PrecisionPlan& plan) {
-  StrategySettings strategy = static_cast<const StrategySettings&>(settings.parallelism);
-  if (strategy.bucket_bytes == 0) {
-    strategy.bucket_bytes = default_bucket_bytes(static_cast<double>(parameter_count(model)) *
-                                                 bytes_per_parameter(plan).gradient);
-  }
-  return strategy;
-}
-
-}  // namespace
-
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model) {
   EngineSettings engine = {
       .model = model,
@@ -273,7 +260,12 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .optimizer = settings.optimizer,
       .step = settings.step,
       .loss_history = settings.training.spike_threshold > 0 ? kLossHistory : 0};
-  engine.strategy = strategy_settings(settings, model, engine.plan);
+  StrategySettings& strategy = engine.strategy;
+  strategy = static_cast<const StrategySettings&>(settings.parallelism);
+  if (strategy.bucket_bytes == 0) {
+    strategy.bucket_bytes = default_bucket_bytes(static_cast<double>(parameter_count(model)) *
+                                                 bytes_per_parameter(engine.plan).gradient);
+  }
   check_batch(engine);
   if (model.moe.experts == 0 && settings.model.from.empty()) {
     engine.step.decoder.moe = {};  // a preset may have had some
@@ -309,6 +301,8 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
   add_chat_template(*session.tokenizer, settings.data.chat_template);
   session.engine = engine_settings(session.settings, resolve_model(session));
   share_global_batch(settings.training, data_ranks, session.engine.step);
+  read_schedule_file(session.engine.step.gradient_accumulation_steps,
+                     session.engine.strategy.layout);
   note_other_tokenizer(session);
   if (settings.notes.processes > 0 && settings.notes.processes != ranks) {
     session.note(SessionFact::other_processes);

@@ -50,6 +50,12 @@ Topology reduce_layout(StrategySettings& strategy, const Topology& ranks) {
   layout.pipeline = std::min<int64_t>(layout.pipeline, layout.tensor * layout.context > 2 ? 2 : 4);
   layout.expert = divides_experts && layout.tensor > 1 ? layout.tensor : reduced(layout.expert, 2);
   layout.stage_blocks.clear();
+  if (!layout.given_schedule.empty()) {  // of other numbers of stages and micro-batches
+    layout.schedule = layout.virtual_stages > 1        ? ScheduleKind::interleaved
+                      : layout.given_schedule.splits() ? ScheduleKind::zero_bubble
+                                                       : ScheduleKind::one_forward_one_backward;
+    layout.given_schedule = {};
+  }
   strategy.shard_ranks = groups ? 2 : 0;
   strategy.bucket_bytes = std::min(strategy.bucket_bytes, int64_t{1} << 20);
   const auto all = static_cast<int>(std::min<int64_t>(data, groups ? 4 : 2) * layout.tensor *
@@ -172,10 +178,10 @@ void drop_patterns(EngineSettings& engine) {
 void reduce_batch(EngineSettings& engine) {
   StepSettings& step = engine.step;
   step.micro_batch_size = std::min<int64_t>(step.micro_batch_size, 2);
-  const ParallelLayout& layout = engine.strategy.layout;  // interleaved stages take a multiple
-  const int64_t more = layout.schedule == ScheduleKind::interleaved ? 0 : 1;
-  step.gradient_accumulation_steps =
-      std::min(step.gradient_accumulation_steps, layout.pipeline + more);
+  const ParallelLayout& layout = engine.strategy.layout;
+  int64_t& count = step.gradient_accumulation_steps;
+  count = layout.schedule == ScheduleKind::interleaved ? layout.pipeline  // they take a multiple
+                                                       : std::min(count, layout.pipeline + 1);
 }
 
 /// Sets the shortest sequences with which all stages run. Returns the error of the longest if none

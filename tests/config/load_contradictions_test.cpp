@@ -101,6 +101,12 @@ TEST_CASE("settings that contradict each other") {
   CHECK(error_of("model: {preset: toy}\ntraining: {max_steps: 1}\n"
                  "data: {train: a, val: b, val_fraction: 0.1}\n") ==
         "run.yaml:3:26: data.val_fraction: conflicts with data.val; remove one of them");
+  CHECK(error_with("parallelism: {pipeline: 2, schedule_file: o, schedule: 1f1b}") ==
+        "run.yaml:4:28: parallelism.schedule_file: conflicts with parallelism.schedule; remove one "
+        "of them");
+  CHECK(error_with("parallelism: {schedule_file: o}") ==
+        "run.yaml:4:15: parallelism.schedule_file: has no meaning with parallelism.pipeline: 1; "
+        "remove it");
 }
 
 TEST_CASE("the schedule of a planned run is held against the steps of all ranks") {

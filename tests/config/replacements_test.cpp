@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "config/load_support.h"
+#include "config/show.h"
 
 namespace fp8train {
 namespace {
@@ -60,6 +61,17 @@ TEST_CASE("a fraction of 0 does not replace validation sources") {
   CHECK(sources("0") == 1);
   CHECK(sources("0.0") == 1);
   CHECK(sources("0.1") == 0);
+}
+
+TEST_CASE("the order of a file and a schedule by name replace each other") {
+  const std::string named = kBase + "parallelism: {pipeline: 2, schedule: zero_bubble}\n";
+  const Settings file = load_text(named, {"parallelism.schedule_file=order.txt"});
+  CHECK(file.parallelism.layout.schedule == ScheduleKind::one_forward_one_backward);
+  CHECK(file.parallelism.layout.schedule_file == "order.txt");
+  CHECK(load_text(show_settings(file, true)) == file);
+  const Settings again = load_text(kBase + "parallelism: {pipeline: 2, schedule_file: o.txt}\n",
+                                   {"parallelism.schedule=1f1b"});
+  CHECK(again.parallelism.layout.schedule_file.empty());
 }
 
 TEST_CASE("a plan by name is replaced by what selects one") {

@@ -2,6 +2,9 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+#include <random>
+
 #include "base/error.h"
 
 using namespace fp8train;
@@ -97,9 +100,8 @@ TEST_CASE("a schedule of uneven times is run on paper") {
   const PipelineSchedule schedule = make_schedule(ScheduleKind::one_forward_one_backward, shape);
   CHECK(text_of(schedule) == "stage 0: F0 F1 B0 B1\nstage 1: F0 B0 F1 B1\n");
   // Stage 1 ends at 13, after F0 1-2, B0 2-7, F1 7-8 and B1; stage 0 runs B1 from then on.
-  CHECK(
-      check_schedule(schedule, shape, {.forward = 1, .backward = 3, .weight_gradient = 2}).bubble ==
-      Approx((18.0 - 12.0) / 12.0));
+  const std::vector<ActionTimes> times(2, {.forward = 1, .backward = 3, .weight_gradient = 2});
+  CHECK(check_schedule(schedule, shape, times).bubble == Approx((18.0 - 12.0) / 12.0));
 }
 
 TEST_CASE("each part of the model has times of its own") {
@@ -117,44 +119,97 @@ TEST_CASE("each part of the model has times of its own") {
             .work == std::vector<double>{10, 20});
 }
 
-TEST_CASE("the text of a schedule is read back") {
-  using enum ScheduleKind;
-  for (const auto& [kind, shape] : {std::pair{one_forward_one_backward, PipelineShape{4, 1, 6}},
-                                    {interleaved, {4, 3, 8}},
-                                    {zero_bubble, {3, 1, 12}}}) {
-    const PipelineSchedule schedule = make_schedule(kind, shape);
-    CHECK(read_schedule(text_of(schedule)) == schedule);
+TEST_CASE("weight gradients that wait are never slower than 1F1B, whatever passes take") {
+  std::mt19937 draws(1);
+  const auto drawn = [&] { return 0.05 + static_cast<double>(draws()) / 4294967296.0; };
+  for (int trial = 0; trial < 300; ++trial) {
+    const PipelineShape shape = {1 + trial % 8, 1, 1 + trial / 8 % 24};
+    std::vector<ActionTimes> times(static_cast<size_t>(shape.stages));
+    for (ActionTimes& of_part : times) {
+      of_part = {drawn(), drawn(), trial % 5 == 0 ? 0.0 : drawn()};
+    }
+    times.back().backward += trial % 3 == 0 ? 2 * drawn() : 0.0;
+    const auto cost = [&](ScheduleKind kind) {
+      return check_schedule(make_schedule(kind, shape, times), shape, times);
+    };
+    const ScheduleCost split = cost(ScheduleKind::zero_bubble);
+    const ScheduleCost at_once = cost(ScheduleKind::one_forward_one_backward);
+    CAPTURE(trial, shape.stages, shape.micro_batches);
+    CHECK(*std::ranges::max_element(split.ends) <=
+          *std::ranges::max_element(at_once.ends) * (1 + 1e-12));
+    CHECK(*std::ranges::max_element(split.held) <= shape.stages);
   }
-  CHECK(read_schedule("stage 0: F0.1 W2\n\n").of_stage.front() ==
-        std::vector<PipelineAction>{{ActionKind::forward, 1, 0},
-                                    {ActionKind::weight_gradient, 0, 2}});
+}
+
+TEST_CASE("the times of passes decide the order") {
+  // Short weight gradients, as with long sequences: made as if all passes took as long, the order
+  // is slower than 1F1B.
+  const PipelineShape shape = {4, 1, 16};
+  const std::vector<ActionTimes> times(4, {.forward = 1, .backward = 2, .weight_gradient = 0.3});
+  const auto end = [&](ScheduleKind kind, const std::vector<ActionTimes>& of_order) {
+    return std::ranges::max(
+        check_schedule(make_schedule(kind, shape, of_order), shape, times).ends);
+  };
+  const double at_once = end(ScheduleKind::one_forward_one_backward, {});
+  CHECK(at_once == Approx(3.3 * (16 + 3)));
+  CHECK(end(ScheduleKind::zero_bubble, {}) > at_once);
+  // A stage waits for (p - 1) (F + B - W), as in ZB-H1 (arXiv 2401.10241, section 2.3).
+  CHECK(end(ScheduleKind::zero_bubble, times) == Approx(3.3 * 16 + 3 * 2.7));
+}
+
+TEST_CASE("the text of each schedule is read back") {
+  using enum ScheduleKind;
+  const auto check_text = [](ScheduleKind kind, const PipelineShape& shape) {
+    const PipelineSchedule schedule = make_schedule(kind, shape);
+    const PipelineSchedule read = read_schedule(text_of(schedule));
+    CHECK(read == schedule);
+    CHECK(read.splits() == (kind == zero_bubble));
+    CHECK(check_schedule(read, shape).held == check_schedule(schedule, shape).held);
+  };
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int64_t micro_batches = 1; micro_batches <= 16; ++micro_batches) {
+      check_text(one_forward_one_backward, {stages, 1, micro_batches});
+      check_text(zero_bubble, {stages, 1, micro_batches});
+      for (int chunks = 1; chunks <= 4 && micro_batches % stages == 0; ++chunks) {
+        check_text(interleaved, {stages, chunks, micro_batches});
+      }
+    }
+  }
+  const PipelineSchedule read = read_schedule("# two\n\nstage 0:  F0.1 W2 # and more\r\n");
+  CHECK(read.of_stage.front() == std::vector<PipelineAction>{{ActionKind::forward, 1, 0},
+                                                             {ActionKind::weight_gradient, 0, 2}});
+  CHECK(read.lines == std::vector<size_t>{3});
 }
 
 TEST_CASE("a schedule that does not work is refused by stage and action") {
   const PipelineShape shape = {2, 1, 2};
   const std::string first = "stage 0: F0 F1 B0 B1\n";
-  CHECK(refusal_of(first, shape) == "the pipeline schedule has 1 stages, and the run has 2");
-  CHECK(refusal_of(first + "stage 1: F0 B0 F1", shape) ==
-        "pipeline schedule, stage 1: B1 is missing");
-  CHECK(refusal_of(first + "stage 1: F1 B1 F0 B0", shape) ==
-        "pipeline schedule, stage 1: F1 comes before F0");
+  CHECK(refusal_of(first, shape) == "the pipeline schedule has 1 stage, and the run has 2");
+  CHECK(refusal_of(first + "stage 1: F0 B0 F1", shape) == "line 2, stage 1: B1 is missing");
+  CHECK(refusal_of(first + "stage 1: F1 B1 F0 B0", shape) == "line 2, stage 1: F1 comes before F0");
   CHECK(refusal_of(first + "stage 1: F0 F0 B0 F1 B1", shape) ==
-        "pipeline schedule, stage 1: F0 comes before F1");
+        "line 2, stage 1: F0 comes before F1");
   CHECK(refusal_of(first + "stage 1: F0 B0 F1 B1 F2", shape) ==
-        "pipeline schedule, stage 1: there is no F2 among 2 micro-batches and 1 chunk");
+        "line 2, stage 1: there is no F2 among 2 micro-batches and 1 chunk");
   CHECK(refusal_of(first + "stage 1: F0 B0 F1 B1 W0 W1", shape) ==
-        "pipeline schedule, stage 0: W0 is missing");
+        "line 1, stage 0: W0 is missing");
   CHECK(refusal_of("stage 0: F0 B0 F1 B1\nstage 1: F0 B0 F1 B1", shape).empty());
   CHECK(refusal_of("stage 0: F0 B0 F1 B1\nstage 1: F0 F1 B0 B1", shape) ==
-        "pipeline schedule, stage 0: B0 waits for what comes after it");
+        "line 1, stage 0: B0 waits for what comes after it");
   CHECK(refusal_of("stage 0: F0 B0 F1 B1\nstage 1: F0 F1 B0 B1\n", {2, 1, 3}) ==
-        "pipeline schedule, stage 0: F2 is missing");
+        "line 1, stage 0: F2 is missing");
   CHECK(refusal_of("stage 0: B0 F0 F1 B1\nstage 1: F0 B0 F1 B1", shape) ==
-        "pipeline schedule, stage 0: B0 waits for what comes after it");
+        "line 1, stage 0: B0 waits for what comes after it");
+  CHECK(refusal_of("# order\n\n" + first + "stage 1: F0 F1 B0 B2", shape) ==
+        "line 4, stage 1: there is no B2 among 2 micro-batches and 1 chunk");
+  CHECK(refusal_of(first + "stage 1: F0 F1 B1 B0", shape) == "line 2, stage 1: B1 comes before B0");
+  CHECK(refusal([&] {
+          check_schedule({{{{ActionKind::forward, 0, 0}}, {}}}, shape);
+        }) == "stage 0: F1 is missing");
   CHECK(refusal_of("stage 0: F0 X1", shape) ==
-        "pipeline schedule, stage 0: \"X1\" is no action like F3, B3, W3 or F3.1");
+        "line 1, stage 0: \"X1\" is no action like F3, B3, W3 or F3.1");
   CHECK(refusal_of("stage 1: F0", shape) ==
-        "pipeline schedule: \"stage 1: F0\" does not begin with \"stage 0:\"");
+        "line 1: \"stage 1: F0\" does not begin with \"stage 0:\"");
   CHECK(refusal([] {
           make_schedule(ScheduleKind::interleaved, {4, 2, 6});
         }) ==

@@ -190,8 +190,8 @@ TEST_CASE("a pipeline is estimated by its stage with the most memory") {
   const std::string out = expect_code(0, folder.path(), estimate(pipeline)).out;
   CHECK_THAT(out, Contains("ranks   8 on 1 node, DDP, 4 pipeline stages") &&
                       Contains("; 32768 tokens per step"));  // of 2 replicas
-  CHECK_THAT(out, Contains("stages  4, of 1 to 4 blocks, up to 4 micro-batches in the first one at "
-                           "a time; idle for 18.8 %") &&
+  CHECK_THAT(out, Contains("stages  4, of 1 to 4 blocks, in the order 1f1b, up to 4 micro-batches "
+                           "in the first one at a time; idle for ") &&
                       Contains("are those of stage 0, which needs the most memory"));
   const std::string whole =
       expect_code(0, folder.path(),
@@ -206,6 +206,32 @@ TEST_CASE("a pipeline is estimated by its stage with the most memory") {
       expect_code(2, folder.path(), estimate({"--world-size", "16", "parallelism.pipeline=16"}))
           .err,
       Contains("parallelism.pipeline is 16, and the model has 12 blocks"));
+}
+
+TEST_CASE("the order of stages is written, and is the same when it is read") {
+  const TempDir folder;
+  const auto estimated = [&](const Words& more) {
+    Words words = estimate({"--world-size", "4", "parallelism.pipeline=4", "--gpu", "h100",
+                            "training.gradient_accumulation_steps=9"});
+    words.insert(words.end(), more.begin(), more.end());
+    return expect_code(0, folder.path(), words).out;
+  };
+  const std::string made =
+      estimated({"parallelism.schedule=zero_bubble", "--schedule", "order.txt"});
+  CHECK_THAT(made, Contains("wrote order.txt; parallelism.schedule_file=order.txt runs it"));
+  const std::string text = read_file(folder / "order.txt");
+  CHECK(lines_of(text).size() == 4);
+  CHECK_THAT(text, Contains("stage 3: F0 B0") && Contains(" W8"));
+  const std::string read =
+      estimated({"parallelism.schedule_file=order.txt", "--schedule", "again.txt"});
+  CHECK(read_file(folder / "again.txt") == text);
+  CHECK_THAT(read, Contains("in the order of order.txt, up to 4 micro-batches"));
+  for (const char* line : {"\ntime    ", "\n  saved activations", "\n  total "}) {
+    CAPTURE(line);
+    const size_t at = made.find(line);
+    REQUIRE(at != std::string::npos);
+    CHECK_THAT(read, Contains(made.substr(at, made.find('\n', at + 1) - at)));
+  }
 }
 
 TEST_CASE("the time of a pipeline has the waits of its stages") {

@@ -123,6 +123,7 @@ TEST_CASE("a layout with another schedule than 1F1B is that of estimate") {
          "training.micro_batch_size=" + (*row)[4],
          in_chunks ? "parallelism.schedule=interleaved" : "parallelism.schedule=zero_bubble",
          in_chunks ? "parallelism.virtual_stages=2" : "parallelism.virtual_stages=1"});
+    keys.insert(keys.end(), {"--schedule", std::string(schedule) + ".txt"});
     const std::string estimated = expect_code(0, folder.path(), command("estimate", keys)).out;
     CHECK_THAT(estimated, Contains("fits: " + (*row)[6] + " " + (*row)[7] + " of "));
     CHECK(std::stod(estimated.substr(estimated.find("\ntime    ") + 9)) ==

@@ -146,6 +146,9 @@ TEST_CASE("a run continues under other pipeline schedules, and on one rank: the 
   pipeline("parts", 2, 12,
            {"parallelism.pipeline=2", "parallelism.schedule=zero_bubble",
             "parallelism.stage_blocks=[3, 1]"});
+  std::ofstream(folder / "order.txt") << "stage 0: F0 F1 B0 F2 F3 W0 B1 B2 W1 B3 W2 W3\n"
+                                         "stage 1: F0 B0 F1 W0 F2 B1 B2 F3 B3 W1 W2 W3\n";
+  pipeline("parts", 2, 14, {"parallelism.pipeline=2", "parallelism.schedule_file=order.txt"});
   nlohmann::json last;
   for (const std::string& line : lines_of(read_file(folder / "parts" / "metrics.jsonl"))) {
     const nlohmann::json json = nlohmann::json::parse(line);

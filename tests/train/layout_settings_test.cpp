@@ -1,9 +1,16 @@
-// Settings of a step have the bits of ranks with whole models where ranks have parts of them.
+// Settings of a step have the bits of ranks with whole models where ranks have parts of them, and
+// files have the order of their stages.
 
 #include <catch2/catch.hpp>
+#include <fstream>
 
+#include "base/error.h"
+#include "config/load.h"
+#include "engine/pass_times.h"
 #include "support/small_gpt2.h"
+#include "support/temp_dir.h"
 #include "train/one_rank.h"
+#include "train/session.h"
 
 using namespace fp8train;
 
@@ -31,7 +38,76 @@ void check_parts(EngineSettings settings, const ParallelLayout& layout, int data
   CHECK((difference ? difference->parameter + ", " + difference->tensor : "") == "");
 }
 
+/// Of two stages on four ranks, with three micro-batches in a step.
+Session session_with(const std::filesystem::path& file) {
+  LoadRequest request;
+  request.path = "run.yaml";
+  request.text =
+      "model: {preset: toy}\ndata: {train: a.txt}\ntraining: {max_steps: 1, micro_batch_size: 1, "
+      "global_batch_size: 6}\nparallelism: {pipeline: 2, schedule_file: " +
+      file.string() + "}\n";
+  return open_session(load_settings(request), false, 4);
+}
+
 }  // namespace
+
+TEST_CASE("a file has the order of stages, and says where it is wrong") {
+  const test::TempDir folder;
+  const std::filesystem::path file = folder / "order.txt";
+  const auto refusal = [&](const std::string& text) {
+    std::ofstream(file) << text;
+    const std::string start = "run.yaml:4:28: parallelism.schedule_file: " + file.string() + ": ";
+    try {
+      session_with(file);
+    } catch (const ConfigError& error) {
+      const std::string message = error.what();
+      return message.starts_with(start) ? message.substr(start.size()) : message;
+    }
+    return std::string();
+  };
+  const std::string first = "# an order\nstage 0: F0 F1 B0 F2 B1 B2\n";
+  std::ofstream(file) << first << "stage 1: F0 B0 F1 F2 B1 B2\n";
+  EngineSettings engine = session_with(file).engine;
+  CHECK(text_of(schedule_of(engine)) == "stage 0: F0 F1 B0 F2 B1 B2\nstage 1: F0 B0 F1 F2 B1 B2\n");
+  CHECK(engine.strategy.layout.given_schedule != make_schedule({}, {2, 1, 3}));
+  CHECK(refusal(first) == "the pipeline schedule has 1 stage, and the run has 2");
+  CHECK(refusal(first + "stage 1: F0 B0 F1 F2 B1") == "line 3, stage 1: B2 is missing");
+  CHECK(refusal(first + "stage 1: F0 B0 F0 F1 F2 B1 B2") == "line 3, stage 1: F0 comes before F1");
+  CHECK(refusal(first + "stage 1: F0 B0 F2 F1 B1 B2") == "line 3, stage 1: F2 comes before F1");
+  CHECK(refusal(first + "stage 1: F0 F1 F2 B0 B1 B2") ==
+        "line 2, stage 0: B0 waits for what comes after it");
+  CHECK(refusal(first + "stage 1: F0 B0 W0 F1 B1 W1 F2 B2 W2") == "line 2, stage 0: W0 is missing");
+  CHECK(refusal(first + "stage 1: F0 B0 F1 F2 B1 B2 F3") ==
+        "line 3, stage 1: there is no F3 among 3 micro-batches and 1 chunk");
+  CHECK(refusal(first + "stage 1: F0.1 B0.1") ==
+        "line 3, stage 1: there is no F0.1 among 3 micro-batches and 1 chunk");
+  CHECK(refusal(first + "stage 2: F0") ==
+        "line 3: \"stage 2: F0\" does not begin with \"stage 1:\"");
+  CHECK(refusal(first + "stage 1: F0 b0") ==
+        "line 3, stage 1: \"b0\" is no action like F3, B3, W3 or F3.1");
+  CHECK_THROWS_AS(session_with(folder / "no.txt"), DataError);
+}
+
+TEST_CASE("the order of zero_bubble is made for the run's passes, and is the same on all ranks") {
+  EngineSettings settings = test::small_llama("bf16");
+  settings.model.num_hidden_layers = 5;
+  settings.step.gradient_accumulation_steps = 8;
+  settings.strategy.layout = {
+      .pipeline = 4, .schedule = ScheduleKind::zero_bubble, .stage_blocks = {1, 2, 1, 1}};
+  const std::vector<ActionTimes> times = pass_times(settings);
+  REQUIRE(times.size() == 4);
+  CHECK(times[1].forward == Approx(2 * times[0].forward));
+  CHECK(times[1].weight_gradient == Approx(2 * times[0].weight_gradient));
+  CHECK(times[3].backward > times[0].backward);  // with the head
+  CHECK(times[3].forward == times[0].forward);
+  CHECK(times[0].backward > times[0].forward);  // attention
+  CHECK(schedule_of(settings) == make_schedule(ScheduleKind::zero_bubble, {4, 1, 8}, times));
+  settings.step.decoder.recompute = Recompute::block;
+  CHECK(pass_times(settings)[0].backward > times[0].backward);
+  CHECK(pass_times(settings)[0].weight_gradient == times[0].weight_gradient);
+  settings.part = part_of_stage(settings, 1);
+  CHECK(pass_times(settings).empty());
+}
 
 TEST_CASE("ranks that share layers train a part of the parameters") {
   const std::string plan = GENERATE("fp32", "te-delayed");

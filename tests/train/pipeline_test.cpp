@@ -1,182 +1,15 @@
 // Models divided into pipeline stages, each on a thread, train as one rank does: losses, weights,
 // moments and scales have the same bits.
 
-#include <fmt/format.h>
-
 #include <catch2/catch.hpp>
 
-#include <algorithm>
-#include <array>
 #include <cmath>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <vector>
 
-#include "base/error.h"
-#include "engine/dry_run.h"
-#include "support/in_order.h"
-#include "support/parameters.h"
-#include "support/rank_threads.h"
-#include "support/small_gpt2.h"
 #include "support/small_moe.h"
-#include "train/stage_results.h"
+#include "train/pipeline_stages.h"
 
 using namespace fp8train;
-using test::Trained;
-
-namespace {
-
-constexpr int64_t kBlocks = 4;
-constexpr int64_t kSteps = 3;
-
-EngineSettings four_blocks(EngineSettings settings, int64_t micro_batches) {
-  settings.model.num_hidden_layers = kBlocks;
-  settings.model.tie_word_embeddings = false;
-  settings.step.gradient_accumulation_steps = micro_batches;
-  settings.strategy.bucket_bytes = 4096;
-  return settings;
-}
-
-/// A kind of schedule and the chunks of each stage.
-struct Order {
-  ScheduleKind kind;
-  int64_t chunks;
-};
-
-constexpr std::array<Order, 3> kOrders = {{{ScheduleKind::one_forward_one_backward, 1},
-                                           {ScheduleKind::zero_bubble, 1},
-                                           {ScheduleKind::interleaved, 2}}};
-
-/// Lets stages run in an order, with as many micro-batches as it takes at least.
-EngineSettings in_order(EngineSettings settings, const Order& order, int64_t stages) {
-  settings.strategy.layout.schedule = order.kind;
-  settings.strategy.layout.virtual_stages = order.chunks;
-  settings.model.num_hidden_layers = std::max(kBlocks, stages * order.chunks);
-  int64_t& micro_batches = settings.step.gradient_accumulation_steps;
-  if (order.kind == ScheduleKind::interleaved) {
-    micro_batches = (micro_batches + stages - 1) / stages * stages;
-  }
-  return settings;
-}
-
-/// The second half of each sequence is another document.
-Batch batch_of(const EngineSettings& settings, uint64_t index) {
-  Batch batch = test::random_batch(index);
-  if (settings.counts_targets) {
-    batch.targets[index % batch.targets.size()] = kIgnoredTarget;
-    batch.step_targets =
-        static_cast<int64_t>(batch.targets.size() - 1) * settings.step.gradient_accumulation_steps;
-  }
-  if (settings.masks_documents) {
-    for (int64_t i = 0; i < batch.rows * batch.columns; ++i) {
-      const int64_t half = batch.columns / 2;
-      batch.document_starts.push_back(static_cast<int32_t>(i % batch.columns / half * half));
-    }
-  }
-  return batch;
-}
-
-void read(Engine& engine, Device& device, Trained& trained) {
-  const int part = engine.mesh().index(Axis::data);  // of moments in ZeRO, and of own scales
-  const Parameters& all = engine.model().parameters().all();
-  const std::vector<std::vector<float>> values = test::values_by_parameter(engine);
-  for (size_t i = 0; i < all.size(); ++i) {
-    trained.values[all[i]->name] = values[i];
-    for (const OptimizerState* state : engine.optimizer().states()) {
-      const Encoded moment = state->of(i);
-      if (!moment.empty() && moment.format == TensorFormat{}) {
-        trained.values[fmt::format("{}.{}@{}", state->name(), all[i]->name, part)] =
-            to_host_f32(device, moment.codes);
-      }
-    }
-  }
-  for (const SlotReport& report : engine.model().scaling().report()) {
-    if (const ScalingSlot& slot = *report.slot; slot.scale != nullptr) {
-      trained.scales[fmt::format("{}.{}@{}", slot.layer, slot.role, part)] = report.scale;
-    }
-  }
-}
-
-Trained train(const EngineSettings& settings, Communicator* comm) {
-  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-  Engine engine(*device, settings, comm);
-  const DryRunStep dry_run =
-      dry_run_step(settings, {}, comm == nullptr ? Topology() : comm->topology(),
-                   comm == nullptr ? 0 : comm->rank());
-  engine.reserve(dry_run.plan);
-  engine.model().initialize(3);
-  engine.weights_changed();
-  const uint64_t allocations = device->ledger().allocations();
-  const auto replicas = static_cast<uint64_t>(engine.mesh().size(Axis::data));
-  uint64_t next = static_cast<uint64_t>(engine.mesh().index(Axis::data));
-  const auto batch = [&] { return batch_of(settings, std::exchange(next, next + replicas)); };
-  Trained trained;
-  engine.calibrate(batch());
-  for (int64_t step = 0; step < kSteps; ++step) {
-    engine.step(batch, step, 1e-3, step % 2 == 0);
-    trained.losses.push_back(engine.step_loss().mean);
-    trained.norms.push_back(engine.optimizer().control().gradient_norm);
-  }
-  engine.begin_evaluation();
-  for (int i = 0; i < 3; ++i) {
-    engine.evaluate(batch());
-  }
-  trained.evaluated = engine.evaluation_loss().mean;
-  trained.as_planned = device->ledger().allocations() == allocations;
-  for (size_t i = 0; i < kMemoryCategories; ++i) {
-    const auto category = static_cast<MemoryCategory>(i);
-    trained.as_planned = trained.as_planned &&
-                         dry_run.memory.current(category) == device->ledger().current(category);
-  }
-  read(engine, *device, trained);
-  return trained;
-}
-
-/// Runs as many ranks as the layout and `replicas` ask for.
-Trained train_stages(EngineSettings settings, int64_t stages, int replicas = 1,
-                     bool in_order = false) {
-  settings.strategy.layout.pipeline = stages;
-  const int ranks = static_cast<int>(stages) * replicas;
-  Trained all;
-  std::mutex mutex;
-  const std::vector<std::string> errors =
-      test::run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
-        test::InOrder ordered(comm);
-        const Trained stage = train(settings, in_order ? &ordered : &comm);
-        const std::lock_guard<std::mutex> lock(mutex);
-        all.add(stage);
-      });
-  for (const std::string& error : errors) {
-    CAPTURE(error);
-    CHECK(error.empty());
-  }
-  return all;
-}
-
-/// Models on whole ranks, each trained once: the order of stages does not change what they compute.
-class WholeRanks {
- public:
-  /// 0: one rank without a communicator.
-  explicit WholeRanks(int replicas = 0) : replicas_(replicas) {}
-
-  const Trained& train_as(const EngineSettings& settings) {
-    const auto [found, is_new] = trained_.try_emplace(
-        {settings.model.num_hidden_layers, settings.step.gradient_accumulation_steps});
-    if (is_new) {
-      found->second =
-          replicas_ == 0 ? train(settings, nullptr) : train_stages(settings, 1, replicas_);
-    }
-    return found->second;
-  }
-
- private:
-  int replicas_;
-  std::map<std::pair<int64_t, int64_t>, Trained> trained_;  // by blocks and micro-batches
-};
-
-}  // namespace
+using namespace fp8train::test::stages;
 
 TEST_CASE("two stages train as one rank does, in every plan") {
   const std::string plan = GENERATE(from_range(test::compared_plans()));
@@ -187,7 +20,7 @@ TEST_CASE("two stages train as one rank does, in every plan") {
   for (const Order& order : kOrders) {
     CAPTURE(plan, order.kind);
     if (!takes_long || order.kind == ScheduleKind::zero_bubble) {
-      test::check_same(train_stages(in_order(settings, order, 2), 2), one);
+      check_same(train_stages(in_order(settings, order, 2), 2), one);
     }
   }
 }
@@ -201,7 +34,7 @@ TEST_CASE("any number of stages and micro-batches trains as one rank does") {
     CAPTURE(plan, stages, micro_batches, order.kind);
     const EngineSettings settings =
         in_order(four_blocks(test::small_gpt2(plan), micro_batches), order, stages);
-    test::check_same(train_stages(settings, stages), whole.train_as(settings));
+    check_same(train_stages(settings, stages), whole.train_as(settings));
   }
 }
 
@@ -214,7 +47,7 @@ TEST_CASE("stages do not wait for each other where messages are sent in the orde
   EngineSettings settings =
       in_order(four_blocks(test::small_gpt2("te-delayed"), micro_batches), order, stages);
   settings.model.tie_word_embeddings = tied;
-  test::check_same(train_stages(settings, stages, 2, true), train_stages(settings, stages, 2));
+  check_same(train_stages(settings, stages, 2, true), train_stages(settings, stages, 2));
 }
 
 TEST_CASE("stages recompute, mask documents and have a head in FP8 as one rank does") {
@@ -228,7 +61,7 @@ TEST_CASE("stages recompute, mask documents and have a head in FP8 as one rank d
     EngineSettings settings = in_order(four_blocks(test::small_llama(plan), 5), order, 2);
     settings.step.decoder.recompute = recompute;
     settings.plan.exemptions.head = false;
-    test::check_same(train_stages(settings, 2), whole.train_as(settings));
+    check_same(train_stages(settings, 2), whole.train_as(settings));
   }
 }
 
@@ -240,7 +73,7 @@ TEST_CASE("stages mask documents and count targets as one rank does") {
   settings.model.num_hidden_layers = 8;
   settings.strategy.layout.stage_blocks =
       order.chunks == 1 ? std::vector<int64_t>{5, 1, 2} : std::vector<int64_t>{1, 2, 1, 1, 2, 1};
-  test::check_same(train_stages(settings, 3), train(settings, nullptr));
+  check_same(train_stages(settings, 3), train(settings, nullptr));
 }
 
 TEST_CASE("replicas of stages train as replicas of the whole model do, in every stage of ZeRO") {
@@ -253,7 +86,7 @@ TEST_CASE("replicas of stages train as replicas of the whole model do, in every 
     EngineSettings settings =
         in_order(four_blocks(test::small_llama(plan), micro_batches), order, 2);
     settings.strategy.zero_stage = zero_stage;
-    test::check_same(train_stages(settings, 2, 2), whole.train_as(settings));
+    check_same(train_stages(settings, 2, 2), whole.train_as(settings));
   }
 }
 
@@ -284,8 +117,8 @@ TEST_CASE("stages clip by the norm of the whole model, and run any optimizer") {
       from_range(test::with_each_optimizer(four_blocks(test::small_llama("te-delayed"), 3))));
   settings.optimizer.grad_clip = 0.01;
   CAPTURE(settings.optimizer.name);
-  test::check_same(train_stages(settings, 4), train(settings, nullptr));
-  test::check_same(train_stages(in_order(settings, kOrders[1], 4), 4), train(settings, nullptr));
+  check_same(train_stages(settings, 4), train(settings, nullptr));
+  check_same(train_stages(in_order(settings, kOrders[1], 4), 4), train(settings, nullptr));
 }
 
 TEST_CASE("a gradient that is not finite in one stage makes all skip the step") {
@@ -346,7 +179,7 @@ TEST_CASE("stages train a part of the parameters as one rank does") {
     EngineSettings settings = in_order(four_blocks(test::small_gpt2("te-delayed"), 2), order, 2);
     settings.step.decoder.frozen = frozen;
     settings.strategy.zero_stage = zero_stage;
-    test::check_same(train_stages(settings, 2, 2), whole.train_as(settings));
+    check_same(train_stages(settings, 2, 2), whole.train_as(settings));
   }
 }
 
@@ -354,7 +187,7 @@ TEST_CASE("stages that share a table which is not trained have the bits of one r
   EngineSettings settings = four_blocks(test::small_gpt2("te-delayed"), 2);
   settings.model.tie_word_embeddings = true;
   settings.step.decoder.frozen = {"embedding.*"};
-  test::check_same(train_stages(settings, 2, 2), train_stages(settings, 1, 2));
+  check_same(train_stages(settings, 2, 2), train_stages(settings, 1, 2));
 }
 
 TEST_CASE("weight gradients of their own take the memory of their operands alone") {

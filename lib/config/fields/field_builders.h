@@ -248,6 +248,21 @@ Field path(std::string key, Get get, std::string doc, std::string accepts,
   return text(std::move(key), get, std::move(doc), std::move(accepts), read);
 }
 
+/// The field of a whole number that also takes a word, which stands for `number`.
+template <typename Member>
+Field or_word(Field made, Member member, const std::string& word, int64_t number) {
+  const Rule rule = {.range = made.number->range, .accepts = made.accepts + ", or " + word};
+  made.accepts = rule.accepts;
+  made.read = [=](Settings& settings, const FieldValue& value) {
+    const bool is_word = value.node().kind == YamlNode::Kind::scalar && value.node().text == word;
+    assign(member(settings), is_word ? std::optional(number) : from_yaml<int64_t>(value, rule));
+  };
+  made.write = [=](const Settings& settings) {
+    return member(settings) == number ? word : to_yaml(member(settings));
+  };
+  return made;
+}
+
 /// Makes a field whose value is one of the names: set(settings, name) stores it, and
 /// name_of(settings) returns it.
 template <class Set, class NameOf>

@@ -43,6 +43,7 @@ constexpr std::pair<const char*, const char*> kAlternatives[] = {
     {"training.max_tokens", "training.max_epochs"},
     {"training.gradient_accumulation_steps", "training.global_batch_size"},
     {"data.val", "data.val_fraction"},
+    {"parallelism.schedule", "parallelism.schedule_file"},
     {"model.preset", "model.from"}};
 
 bool selects_plan(const std::string& key) {

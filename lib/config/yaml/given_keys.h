@@ -84,8 +84,8 @@ bool describes_shape(const std::string& key);
 
 /// Removes each key that one of a higher layer contradicts, and notes it:
 /// - max_steps, max_tokens and max_epochs, gradient_accumulation_steps and global_batch_size,
-/// data.val and
-///   data.val_fraction (but for val_fraction: 0), model.preset and model.from exclude each other;
+///   data.val and data.val_fraction (but for val_fraction: 0), parallelism.schedule and
+///   schedule_file, model.preset and model.from exclude each other;
 /// - model.from has the shape, so that it replaces the fields of `model` that describe one;
 /// - mixed_precision replaces precision.plan, and, other than fp8, the section fp8 and
 ///   precision.schedule;
