@@ -39,7 +39,12 @@ BatchMemory::BatchMemory(Device& device, const EngineSettings& settings, bool nu
   }
   if (settings.strategy.layout.context > 1) {
     row_starts = Tensor(device, DType::i32, batch_shape(settings), MemoryCategory::batch);
-    chunks = deal_chunks(settings, {});
+    Batch planned;  // of which meta needs the number of chunks
+    planned.columns = settings.step.seq_length;
+    if (settings.masks_documents) {
+      planned.document_starts.assign(static_cast<size_t>(settings.step.seq_length), 0);
+    }
+    chunks = deal_chunks(settings, planned);
   }
   if (settings.counts_targets) {
     target_share = Tensor(device, DType::f32, {1}, MemoryCategory::batch);

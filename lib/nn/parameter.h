@@ -57,7 +57,8 @@ struct Parameter {
   /// The moments are in memory of the host, and so is a master weight (or this rank's part of it)
   /// of which layers at most make operands.
   bool offloads = false;
-  /// False: another pipeline stage has the same parameter, and its part in the gradients' norm.
+  /// False: another rank has the same parameter, or updates it, and has its part in the gradients'
+  /// norm; that rank saves it.
   bool counts_in_norm = true;
   /// The rows of each matrix that is stacked in the weight of a hidden linear layer (q, k and v;
   /// gate and up). Empty for embedding, head, norm and bias.

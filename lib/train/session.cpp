@@ -311,14 +311,15 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
   if (state_ranks == 1 && settings.parallelism.zero_stage > 0) {
     session.note(SessionFact::unused_zero_stage);
   }
-  if (state_ranks > 1 && settings.gemm_tuning && settings.parallelism.zero_stage == 0 &&
+  const bool repeats = (state_ranks > 1 && settings.parallelism.zero_stage == 0) ||
+                       layout.tensor > 1;  // parts of one matrix
+  if (repeats && settings.gemm_tuning &&
       optimizer_named(settings.optimizer.name).repeats_products) {
-    throw KeyError(
-        "gemm_tuning",
-        fmt::format(
-            ": with optimizer.name {} every rank must multiply alike, and each would choose "
-            "algorithms of its own; set gemm_tuning: false, or parallelism.zero_stage: 1",
-            settings.optimizer.name));
+    throw KeyError("gemm_tuning",
+                   fmt::format(": with optimizer.name {} every rank must multiply alike, and each "
+                               "would choose algorithms of its own; set gemm_tuning: false{}",
+                               settings.optimizer.name,
+                               layout.tensor > 1 ? "" : ", or parallelism.zero_stage: 1"));
   }
   set_length(session);
   note_nothing_scaled(session);

@@ -99,16 +99,17 @@ Body load_from(const fs::path& root) {
 TEST_CASE("only ranks that repeat each other's products must not tune them") {
   LoadRequest request;
   request.path = "run.yaml";
-  const auto open = [&request](const char* stage, int ranks) {
+  const auto open = [&request](const char* stage, int ranks, const char* tensor = "1") {
     request.text = std::string(
                        "model: {preset: toy}\ndata: {train: a.txt, seq_length: 64}\n"
                        "training: {max_steps: 8}\noptimizer: {name: muon}\ngemm_tuning: true\n"
                        "parallelism: {zero_stage: ") +
-                   stage + "}\n";
+                   stage + ", tensor: " + tensor + "}\n";
     open_session(load_settings(request), false, ranks);
   };
   CHECK_THROWS_WITH(open("0", 2), Catch::Contains(": gemm_tuning: with optimizer.name muon"));
   CHECK_NOTHROW(open("1", 2));
+  CHECK_THROWS_WITH(open("1", 2, "2"), Catch::Contains("set gemm_tuning: false"));
   CHECK_NOTHROW(open("0", 1));
 }
 
