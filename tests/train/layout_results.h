@@ -53,10 +53,12 @@ inline int32_t document_start(int64_t position) {
 }
 
 /// With documents, where they are masked, and without some targets, where these are counted.
+/// Documents of batches after each other are others.
 inline Batch batch_of(const EngineSettings& settings, uint64_t index, int64_t data_ranks = 1) {
   Batch batch = random_batch(index, settings.step.micro_batch_size, settings.step.seq_length);
   for (int64_t i = 0; settings.masks_documents && i < batch.rows * batch.columns; ++i) {
-    batch.document_starts.push_back(document_start(i % batch.columns));
+    const auto shift = static_cast<int32_t>(index % 3 * 2);
+    batch.document_starts.push_back(std::max(0, document_start(i % batch.columns + shift) - shift));
   }
   for (size_t i = 0; settings.counts_targets && i < batch.targets.size(); ++i) {
     if (i % 5 < 2) {
