@@ -105,8 +105,9 @@ void print_stages(const Session& session, const DryRunStep& largest) {
   print_fitted(
       "stages  {}, of {} to {} blocks, in the order {}, up to {} micro-batches{} in the first one "
       "at a time; idle for {:.1f} % of the time of their work, with {} micro-batches per step and "
-      "passes that last as 1 : {:.2f} : {:.2f} (forward, backward, weight gradients, of the FLOPs "
-      "in them); FLOP and memory are those of stage {}, which needs the most memory\n",
+      "passes that last as 1 : {:.2f} : {:.2f} (forward, backward, weight gradients of the first "
+      "one, as modelled for an H100); FLOP and memory are those of stage {}, which needs the most "
+      "memory\n",
       shape.stages, std::ranges::min(blocks), std::ranges::max(blocks),
       layout.schedule_file.empty() ? std::string(name_in(kScheduleKinds, layout.schedule))
                                    : "of " + layout.schedule_file,

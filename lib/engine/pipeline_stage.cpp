@@ -14,11 +14,6 @@ Shape batch_shape(const EngineSettings& settings) {
   return {settings.step.micro_batch_size, settings.length_of_rank()};
 }
 
-/// The times with which messages are planned. Equal ones where a dry run has fewer micro-batches.
-std::vector<ActionTimes> times_of_order(const EngineSettings& settings) {
-  return settings.strategy.layout.is_periodic() ? std::vector<ActionTimes>() : pass_times(settings);
-}
-
 StageMemory with_all(std::initializer_list<const StagePlan*> plans) {
   StageMemory memory;
   for (const StagePlan* plan : plans) {
@@ -112,7 +107,7 @@ PipelineStage::PipelineStage(Device& device, const EngineSettings& settings, Com
                              const ScalingState& scaling, RankCombiner* of_stage,
                              const PipelineShape& shape)
     : step(plan_stage(schedule_of(settings), shape, static_cast<size_t>(stages.rank()),
-                      stages.in_stream_order(), times_of_order(settings))),
+                      stages.in_stream_order(), !settings.strategy.layout.is_periodic())),
       calibration(plan_micro_batch(shape, static_cast<size_t>(stages.rank()), true)),
       evaluation(plan_micro_batch(shape, static_cast<size_t>(stages.rank()), false)),
       memory(with_all({&step, &calibration, &evaluation})),

@@ -23,7 +23,8 @@ struct SlotNumbers {
     return statistics.count == other.statistics.count &&
            statistics.saturated == other.statistics.saturated &&
            statistics.underflow == other.statistics.underflow &&
-           sample.signal == other.sample.signal && sample.noise == other.sample.noise;
+           sample.signal == other.sample.signal && sample.noise == other.sample.noise &&
+           sample.amax == other.sample.amax;
   }
   void add(const SlotNumbers& other) {
     statistics.count += other.statistics.count;

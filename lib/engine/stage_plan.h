@@ -44,10 +44,11 @@ struct StagePlan {
 };
 
 /// Plans the memory of a stage. `in_stream_order`: a message waits for those before it, so that
-/// receives begin when other stages send. `times`: of the passes of all parts of the model; empty:
-/// all take as long. Throws as check_schedule() does.
+/// receives begin when other stages send. `any_order`: others may receive results so late that a
+/// stage would wait in a circle for memory of its own: it has more of it then. Throws as
+/// check_schedule() does.
 StagePlan plan_stage(const PipelineSchedule& schedule, const PipelineShape& shape, size_t stage,
-                     bool in_stream_order, const std::vector<ActionTimes>& times = {});
+                     bool in_stream_order, bool any_order = false);
 /// The same for the forward passes of one micro-batch and, if it `trains`, its backward passes.
 StagePlan plan_micro_batch(PipelineShape shape, size_t stage, bool trains);
 

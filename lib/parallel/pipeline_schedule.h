@@ -75,6 +75,9 @@ struct ScheduleCost {
     size_t action = 0, begun = 0;
   };
   std::vector<std::vector<Input>> inputs;  ///< of each stage, in the order in which they are sent
+  /// Of each stage and action: how many actions the stage begins before another stage begins the
+  /// one that reads the result. 0: none does.
+  std::vector<std::vector<size_t>> taken;
 };
 
 /// Makes a schedule. The first two kinds have the bubbles (stages - 1) / (chunks * micro_batches)

@@ -139,7 +139,7 @@ TEST_CASE("no error of a save, of cleaning up or of a lock loses what was saved"
                        "EPERM", "ENOTEMPTY", "EBUSY",  "ENOLCK", "ENOSYS", "EOPNOTSUPP"};
   const Run whole("run");
   REQUIRE(whole.start_with_every("none", "").code == 0);
-  const Share share = Share::of_environment(34);
+  const Share share = Share::of_environment(17);
   size_t index = 0;
   for (const std::string& place : places) {
     for (const std::string& kind : kinds) {
@@ -287,7 +287,7 @@ TEST_CASE("every call of a run on a file may fail, be cut short or be the last")
   REQUIRE(undisturbed.code == 0);
   const std::vector<std::string> calls = whole.calls();
   REQUIRE(calls.size() > 200);
-  constexpr size_t kEvery = 48;
+  constexpr size_t kEvery = 24;
   const Share share = Share::of_environment(kEvery);
   size_t index = 0;
   size_t equal = 0;

@@ -26,8 +26,8 @@ EngineSettings with_heads(EngineSettings settings) {
   ModelConfig& model = settings.model;
   model.num_attention_heads = model.num_key_value_heads = 8;
   model.head_dim = 32;
-  model.hidden_size = model.family == &gpt2_family() ? 256 : 128;
-  model.intermediate_size = 256;
+  model.hidden_size = 256;
+  model.intermediate_size = 512;
   model.max_position_embeddings = kPositions;
   model.initializer_range = 0.1F;
   settings.step.gradient_accumulation_steps = 2;

@@ -23,6 +23,7 @@ EngineSettings llama(const std::string& plan) {
   settings.model.head_dim = 32;
   settings.model.hidden_size = 128;
   settings.model.intermediate_size = 256;
+  settings.model.num_hidden_layers = 4;
   return settings;
 }
 

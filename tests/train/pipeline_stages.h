@@ -113,8 +113,9 @@ inline void read(Engine& engine, Device& device, Trained& trained) {
     }
   }
   for (const SlotReport& report : engine.model().scaling().report()) {
-    trained.scales[fmt::format("{}.{}@{}", report.slot->layer, report.slot->role, part)] =
-        report.scale;
+    if (const ScalingSlot& slot = *report.slot; slot.scale != nullptr) {
+      trained.scales[fmt::format("{}.{}@{}", slot.layer, slot.role, part)] = report.scale;
+    }
   }
 }
 

@@ -23,6 +23,7 @@
 #include "train/checkpoint/saved_state.h"
 #include "train/checkpoint/value_checks.h"
 #include "train/checkpoint/weights_source.h"
+#include "train/ranks.h"
 
 namespace fp8train {
 namespace {
@@ -184,6 +185,7 @@ Magnitudes agreed_magnitudes(Engine& engine, const std::filesystem::path& folder
     own.push_back(found == magnitudes.end() ? 0.0F : found->second);
   }
   std::vector<float> all(own.size() * static_cast<size_t>(ranks->size()));
+  wait_for_first_rank(*ranks);  // disks are not equally fast
   ranks->all_gather(Communicator::host_stream(), own.data(), all.data(), own.size() * sizeof(float))
       .wait();
   for (size_t i = 0; i < all.size(); ++i) {

@@ -21,6 +21,7 @@ std::unique_ptr<GemmRate> first_rate(Device& device, DType dtype) {
   double seconds = 0;
   for (int64_t size = kSmallestProduct; size <= kLargestProduct && seconds < kProductSeconds;
        size *= 2) {
+    rate.reset();  // its operands
     rate = std::make_unique<GemmRate>(device, dtype, std::vector<int64_t>{size});
     while (rate->samples() < kFirstSamples) {
       rate->measure();
