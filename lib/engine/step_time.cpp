@@ -114,8 +114,8 @@ StepTime step_time(const EngineSettings& settings, const StageRuns& steps, const
   if (stages == 1) {
     return kinds.front().step;
   }
-  const ScheduleCost cost = check_schedule(schedule_of(settings), shape,
-                                           times_of_parts(settings, kinds, steps, message));
+  const ScheduleCost cost =
+      check_schedule(schedule_of(settings), shape, times_of_parts(settings, kinds, steps, message));
   double end = 0;
   double once = 0;
   size_t busiest = 0;

@@ -90,8 +90,7 @@ int StrategySite::shard_ranks() const {
   return static_cast<int>(sharing);
 }
 
-void Strategy::for_each_replica(
-    const std::function<void(const Parameter&, const Encoded&)>& use) {
+void Strategy::for_each_replica(const std::function<void(const Parameter&, const Encoded&)>& use) {
   for (const auto& parameter : parameters().all()) {
     use(*parameter, parameter->stored_value);
   }

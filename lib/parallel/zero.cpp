@@ -55,8 +55,7 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   RankCombiner* combiner() override { return this; }  // which sums the norm of the shards
   void values_changed() override;
   ParameterGatherer* gatherer() override { return this; }
-  void for_each_replica(
-      const std::function<void(const Parameter&, const Encoded&)>& use) override;
+  void for_each_replica(const std::function<void(const Parameter&, const Encoded&)>& use) override;
 
   // These are the functions of ParameterGatherer.
   bool gathers_per_pass() const override { return layout().operands_share_slots; }

@@ -13,6 +13,7 @@
 #include "engine/dry_run.h"
 #include "numeric/bits.h"
 #include "ops/storage/storage.h"
+#include "optim/registry.h"
 #include "train/rank_device.h"
 
 namespace fp8train {
@@ -270,15 +271,17 @@ Nearness expected_nearness(const SmallRun& one, const SmallRun& other) {
                                                                  : kSingles;
   // Tokens near a tie go to other experts.
   const double with_experts = one.engine.model.moe.experts > 0 ? 3.0 : 1.0;
-  return {gradient * with_experts, kChange * with_experts};
+  // Iterations that orthogonalize a matrix round to bf16.
+  const bool rounds = optimizer_named(one.engine.optimizer.name).repeats_products;
+  const double later = std::max(10 * gradient, rounds ? kHalves : 50 * kSingles);
+  return {gradient * with_experts, kChange * with_experts, later * with_experts};
 }
 
 std::optional<FirstDifference> first_difference(const TrainedModel& one, const TrainedModel& other,
                                                 const Nearness& allowed) {
   for (int step = 0; step <= kSteps; ++step) {
     const auto at = static_cast<size_t>(step);
-    // Where bits may differ, so do signs of updates, and the gradients of the next step more.
-    const double of_gradient = allowed.gradient * (step > 1 ? 10 : 1);
+    const double of_gradient = step > 1 ? allowed.later_gradient : allowed.gradient;
     Comparison gradients, values;
     for (const std::string& name : one.names) {
       const TrainedModel::OfParameter& a = one.parameters.at(name);

@@ -43,6 +43,9 @@ SmallRun with_one_rank(const SmallRun& run);
 struct Nearness {
   double gradient = 0;  ///< norm of a first gradient's difference, relative to its norm
   double change = 0;    ///< of a value in a step: the ratio of its norms less 1
+  /// Of gradients after the first update. Where bits may differ, so do the signs of updates of
+  /// small gradients, and the gradients of the next step more.
+  double later_gradient = 0;
 };
 /// Returns what is expected of two layouts of a run; all but the layouts are equal.
 Nearness expected_nearness(const SmallRun& one, const SmallRun& other);

@@ -42,7 +42,9 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings);
 
 /// Return the number of all ranks of a job, and of those of a node.
 int job_ranks(const JobSettings& job);
-inline int ranks_of_node(const JobSettings& job) { return static_cast<int>(job.ranks_per_node); }
+inline int ranks_of_node(const JobSettings& job) {
+  return static_cast<int>(job.ranks_per_node);
+}
 
 /// Whether the memory of memory_of_job() is that of the machine that the run is for: the job names
 /// it, or has one node and means this machine. The nodes of others are perhaps not like this one.
