@@ -125,10 +125,12 @@ TEST_CASE("the options of a request that no stage replaces hold in all stages") 
   request.roles.moment1 = request.roles.moment2 = "fp32";
   request.roles.gradient_wire = "bf16";
   CHECK(second(request).exemptions.head == false);
-  request.plan = "bf16";  // has no say: the stage's own plan decides
+  request.plan = "bf16";  // has no say: the plan of the stage decides
   request.schedule = {{4, "bf16"}, {0, "fp8-fast"}};
+  request.roles.weight = "bf16";
+  request.roles.master_weight = "fp32";
   request.roles.moment1 = request.roles.moment2 = "bf16 stochastic";
-  CHECK(second(request).exemptions.head == false);
+  CHECK(run_stages(request, 8).at(0).plan.exemptions.head == false);
   request = base;
   request.layers = {{"layers.0.*", "bf16"}};
   CHECK(second(request).layers == resolve_plan(request).layers);
