@@ -120,9 +120,7 @@ PipelineStage::PipelineStage(Device& device, const EngineSettings& settings, Com
       combiner(device, stages, of_stage),
       ahead(scaling.make_stored_scales(ScalingPass::forward)),
       gradients_ahead(step.splits ? scaling.make_stored_scales(ScalingPass::backward)
-                                  : ScalingState::StoredScales{}) {
-  step.idle = check_schedule(schedule_of(settings), shape, pass_times(settings)).idle;
-}
+                                  : ScalingState::StoredScales{}) {}
 
 void Engine::shorten_steps(bool on) {
   constexpr int64_t kOfShortStep = 2;  // the first and the last
@@ -288,8 +286,14 @@ StageWaits Engine::take_stage_waits() {
   if (stage_ == nullptr) {
     return {};
   }
+  std::vector<double>& idle = stage_->step.idle;
+  if (idle.empty()) {
+    const PipelineShape shape =
+        settings_.strategy.layout.pipeline_shape(settings_.step.gradient_accumulation_steps);
+    idle = check_schedule(schedule_of(settings_), shape, pass_times(settings_)).idle;
+  }
   StageWaits waits = {.seconds = mesh().gather_values(stage_->messages.take_waited()),
-                      .planned = stage_->step.idle};
+                      .planned = idle};
   if (mesh().world()->in_stream_order()) {
     waits.seconds.clear();  // streams wait, and not hosts
   }

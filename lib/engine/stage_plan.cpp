@@ -45,15 +45,15 @@ class Planner {
     }
   }
 
-  /// `taken`: ScheduleCost::taken of the actions; empty: memory of results is used again by the
-  /// next pass of the kind, whose stage waits until they are received.
-  StagePlan make(const std::vector<size_t>& taken = {}) {
-    const auto taken_at = [&](size_t i) { return taken.empty() ? size_t{0} : taken[i]; };
+  /// `begun`: begun_when_read() of the actions; empty: memory of results is used again by the next
+  /// pass of the kind, which waits until they are received.
+  StagePlan make(const std::vector<size_t>& begun = {}) {
+    const auto begun_at = [&](size_t i) { return begun.empty() ? size_t{0} : begun[i]; };
     std::vector<Interval> batches, saved, passes, x, y, outputs, gradients;
     for (size_t i = 0; i < plan_.actions.size(); ++i) {
       const auto& [kind, chunk, micro_batch] = plan_.actions[i].action;
       if (kind == ActionKind::backward) {
-        gradients.push_back({received_at(i), std::max({i + 1, next_of(i), taken_at(i)}) - 1, {i}});
+        gradients.push_back({received_at(i), std::max({i + 1, next_of(i), begun_at(i)}) - 1, {i}});
       }
       if (kind != ActionKind::forward) {
         continue;
@@ -69,7 +69,7 @@ class Planner {
         x.push_back({received_[i], backward, {i}});
       }
       const bool is_last = is_last_part(chunk);
-      const size_t sent = std::max(next_of(i), std::max(taken_at(i), size_t{1}) - 1);
+      const size_t sent = std::max(next_of(i), std::max(begun_at(i), size_t{1}) - 1);
       (is_last ? outputs : y).push_back({i, is_last ? backward : sent, {i}});
     }
     StageMemory& memory = plan_.memory;
@@ -153,10 +153,12 @@ void StageMemory::enlarge(const StageMemory& other) {
 StagePlan plan_stage(const PipelineSchedule& schedule, const PipelineShape& shape, size_t stage,
                      bool in_stream_order, bool any_order) {
   const ScheduleCost cost = check_schedule(schedule, shape);
+  const std::vector<size_t> begun =
+      any_order ? begun_when_read(schedule, shape, stage) : std::vector<size_t>();
   const auto planned = [&](bool in_order) {
     Planner planner(schedule.of_stage[stage], shape, stage);
     planner.plan_receives(cost.inputs[stage], in_order);
-    return planner.make(any_order ? cost.taken[stage] : std::vector<size_t>());
+    return planner.make(begun);
   };
   StagePlan plan = planned(in_stream_order);
   plan.memory.enlarge(planned(!in_stream_order).memory);  // a dry run knows no communicator

@@ -38,8 +38,8 @@ struct StagePlan {
   StageMemory memory;
   int64_t micro_batches = 1;
   bool splits = false;  ///< weight gradients are actions of their own
-  /// The share of a step in which each stage of the pipeline waits, with pass_times().
-  /// PipelineStage sets it.
+  /// The share of a step in which each stage of the pipeline waits, with pass_times();
+  /// Engine::take_stage_waits() finds it.
   std::vector<double> idle = {};
 };
 

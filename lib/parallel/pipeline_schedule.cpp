@@ -81,39 +81,6 @@ std::vector<ScheduleCost::Input> inputs_of(int stage, const std::vector<Pipeline
   return inputs;
 }
 
-/// ScheduleCost::taken of a schedule that has run.
-std::vector<std::vector<size_t>> taken_in(const PipelineSchedule& schedule,
-                                          const PipelineShape& shape, const PaperRun& run) {
-  const int parts = shape.stages * shape.chunks;
-  const auto key = [&](const PipelineAction& action, int part) {
-    return std::tuple(action.kind, part, action.micro_batch);
-  };
-  const auto part_of = [&](size_t stage, const PipelineAction& action) {
-    return action.chunk * shape.stages + static_cast<int>(stage);
-  };
-  std::map<std::tuple<ActionKind, int, int64_t>, double> reads;  // when a pass begins, by its part
-  for (size_t s = 0; s < schedule.of_stage.size(); ++s) {
-    for (size_t i = 0; i < schedule.of_stage[s].size(); ++i) {
-      const PipelineAction& action = schedule.of_stage[s][i];
-      reads[key(action, part_of(s, action))] = run.starts[s][i];
-    }
-  }
-  std::vector<std::vector<size_t>> taken(schedule.of_stage.size());
-  for (size_t s = 0; s < taken.size(); ++s) {
-    const std::vector<double>& starts = run.starts[s];
-    for (const PipelineAction& action : schedule.of_stage[s]) {
-      const int reader = part_of(s, action) + (action.kind == ActionKind::forward ? 1 : -1);
-      const bool is_sent =
-          action.kind != ActionKind::weight_gradient && reader >= 0 && reader < parts;
-      taken[s].push_back(is_sent ? static_cast<size_t>(std::ranges::lower_bound(
-                                                           starts, reads.at(key(action, reader))) -
-                                                       starts.begin())
-                                 : 0);
-    }
-  }
-  return taken;
-}
-
 }  // namespace
 
 PassOutputs::PassOutputs(const PipelineShape& shape)
@@ -218,10 +185,33 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
     cost.idle.push_back(1.0 - run.work[s] / whole);
     cost.inputs.push_back(inputs_of(static_cast<int>(s), stages[s], run.starts[s], run.outputs));
   }
-  cost.taken = taken_in(schedule, shape, run);
   cost.work = std::move(run.work);
   cost.ends = std::move(run.ends);
   return cost;
+}
+
+std::vector<size_t> begun_when_read(const PipelineSchedule& schedule, const PipelineShape& shape,
+                                    size_t stage) {
+  const int parts = shape.stages * shape.chunks;
+  const PaperRun run =
+      run_on_paper(schedule, shape, std::vector<ActionTimes>(static_cast<size_t>(parts)));
+  std::map<std::tuple<ActionKind, int, int64_t>, double> starts;  // of passes, by their part
+  for (size_t s = 0; s < schedule.of_stage.size(); ++s) {
+    for (size_t i = 0; i < schedule.of_stage[s].size(); ++i) {
+      const auto& [kind, chunk, micro_batch] = schedule.of_stage[s][i];
+      starts[{kind, chunk * shape.stages + static_cast<int>(s), micro_batch}] = run.starts[s][i];
+    }
+  }
+  const std::vector<double>& own = run.starts[stage];
+  std::vector<size_t> begun;
+  for (const auto& [kind, chunk, micro_batch] : schedule.of_stage[stage]) {
+    const int part = chunk * shape.stages + static_cast<int>(stage);
+    const int reader = part + (kind == ActionKind::forward ? 1 : -1);
+    const bool is_read = kind != ActionKind::weight_gradient && reader >= 0 && reader < parts;
+    const double start = is_read ? starts.at({kind, reader, micro_batch}) : 0.0;
+    begun.push_back(static_cast<size_t>(std::ranges::lower_bound(own, start) - own.begin()));
+  }
+  return begun;
 }
 
 }  // namespace fp8train

@@ -75,9 +75,6 @@ struct ScheduleCost {
     size_t action = 0, begun = 0;
   };
   std::vector<std::vector<Input>> inputs;  ///< of each stage, in the order in which they are sent
-  /// Of each stage and action: how many actions the stage begins before another stage begins the
-  /// one that reads the result. 0: none does.
-  std::vector<std::vector<size_t>> taken;
 };
 
 /// Makes a schedule. The first two kinds have the bubbles (stages - 1) / (chunks * micro_batches)
@@ -94,6 +91,11 @@ PipelineSchedule make_schedule(ScheduleKind kind, const PipelineShape& shape,
 /// stages wait for each other in a circle.
 ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShape& shape,
                             const std::vector<ActionTimes>& of_parts = {});
+
+/// Returns for each action of a stage how many of its actions begin before another stage begins the
+/// one that reads the result, if all passes take as long. 0: none reads it.
+std::vector<size_t> begun_when_read(const PipelineSchedule& schedule, const PipelineShape& shape,
+                                    size_t stage);
 
 /// "F3": forward of micro-batch 3; "B3.1": backward of chunk 1; "W3": weight gradients.
 std::string text_of(const PipelineAction& action);
