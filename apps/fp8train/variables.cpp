@@ -38,12 +38,14 @@ std::string fix_of_variables() {
   for (const auto& [name, values] : kVariables) {
     const char* const value = std::getenv(name);
     if (value != nullptr && std::ranges::find(values, value) == values.end()) {
-      wrong.push_back(fmt::format("{} to {}", name, fmt::join(values, " or ")));
+      wrong.push_back(fmt::format(
+          "{} to {}", name,
+          fmt::join(values.begin() + (values.front().empty() ? 1 : 0), values.end(), " or ")));
     }
   }
-  return wrong.empty()
-             ? ""
-             : fmt::format("set {}, or unset it: a run ends at once", fmt::join(wrong, ", "));
+  return wrong.empty() ? ""
+                       : fmt::format("set {}, or unset it: a run that reads it ends at once",
+                                     fmt::join(wrong, ", "));
 }
 
 }  // namespace fp8train

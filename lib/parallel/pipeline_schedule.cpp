@@ -32,10 +32,13 @@ void check_actions(const PipelineSchedule& schedule, size_t stage, const Pipelin
                          shape.micro_batches, counted(shape.chunks, "chunk")));
     }
     const int64_t due = next[{action.kind, action.chunk}]++;
-    if (action.micro_batch != due) {
+    if (action.micro_batch < due) {
+      refuse(schedule, stage, text_of(action) + " comes twice, or after a later one");
+    }
+    if (action.micro_batch > due) {
       refuse(schedule, stage,
-             fmt::format("{} comes before {}", text_of(action),
-                         text_of({action.kind, action.chunk, due})));
+             fmt::format("{} is missing before {}", text_of({action.kind, action.chunk, due}),
+                         text_of(action)));
     }
   }
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {
@@ -43,7 +46,9 @@ void check_actions(const PipelineSchedule& schedule, size_t stage, const Pipelin
       const PipelineAction missing = {static_cast<ActionKind>(kind), chunk,
                                       next[{static_cast<ActionKind>(kind), chunk}]};
       if (missing.micro_batch < shape.micro_batches) {
-        refuse(schedule, stage, text_of(missing) + " is missing");
+        refuse(schedule, stage,
+               text_of(missing) + " is missing" +
+                   (kind == 2 ? "; either all stages have actions W, or none has" : ""));
       }
     }
   }

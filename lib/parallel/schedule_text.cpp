@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <sstream>
 
@@ -13,6 +14,15 @@ namespace fp8train {
 namespace {
 
 constexpr std::string_view kLetters = "FBW";  // of ActionKind
+
+/// The beginning of a text of any bytes, for a message.
+std::string shown(std::string_view text) {
+  constexpr size_t kShown = 40;
+  std::string beginning(text.substr(0, kShown));
+  std::ranges::replace_if(
+      beginning, [](char c) { return c < ' ' || c > '~'; }, '?');
+  return beginning + (text.size() > kShown ? ".." : "");
+}
 
 std::optional<PipelineAction> read_action(const std::string& word) {
   const size_t kind = kLetters.find(word.front());
@@ -58,7 +68,7 @@ PipelineSchedule read_schedule(std::string_view text) {
     const std::string start = fmt::format("stage {}:", stage);
     if (!line.starts_with(start)) {
       throw ConfigError(
-          fmt::format("line {}: \"{}\" does not begin with \"{}\"", number, line, start));
+          fmt::format("line {}: \"{}\" does not begin with \"{}\"", number, shown(line), start));
     }
     std::vector<PipelineAction>& actions = schedule.of_stage.emplace_back();
     schedule.lines.push_back(number);
@@ -66,8 +76,9 @@ PipelineSchedule read_schedule(std::string_view text) {
     for (std::string word; words >> word;) {
       const std::optional<PipelineAction> action = read_action(word);
       if (!action) {
-        throw ConfigError(fmt::format(
-            "line {}, stage {}: \"{}\" is no action like F3, B3, W3 or F3.1", number, stage, word));
+        throw ConfigError(
+            fmt::format("line {}, stage {}: \"{}\" is no action like F3, B3, W3 or F3.1", number,
+                        stage, shown(word)));
       }
       actions.push_back(*action);
     }

@@ -325,7 +325,8 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   if (exemptions.head == true) {
     exemptions.head.reset();  // as without scales
   }
-  require(has_scaled_gemms(plan) || layers || exemptions == ExemptionRules{}, plan,
+  const bool stages = !request.schedule.empty();
+  require(has_scaled_gemms(plan) || layers || stages || exemptions == ExemptionRules{}, plan,
           "an exemption (first_blocks, last_blocks, first_linears, last_linears, exempt, "
           "exempt_head, min_dimension)",
           "FP8 plans");

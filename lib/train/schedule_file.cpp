@@ -13,7 +13,12 @@ void read_schedule_file(int64_t micro_batches, ParallelLayout& layout) {
   if (file.empty()) {
     return;
   }
-  const std::string text = keyed<DataError>(key, [&] { return read_text_file(file, kMaxBytes); });
+  std::string text;
+  try {
+    text = read_text_file(file, kMaxBytes);
+  } catch (const DataError& error) {
+    throw KeyError(key, std::string(": ") + error.what());  // a part of the configuration
+  }
   layout.given_schedule = keyed<ConfigError>(
       key,
       [&] {

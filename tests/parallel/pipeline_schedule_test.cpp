@@ -186,13 +186,14 @@ TEST_CASE("a schedule that does not work is refused by stage and action") {
   const std::string first = "stage 0: F0 F1 B0 B1\n";
   CHECK(refusal_of(first, shape) == "the pipeline schedule has 1 stage, and the run has 2");
   CHECK(refusal_of(first + "stage 1: F0 B0 F1", shape) == "line 2, stage 1: B1 is missing");
-  CHECK(refusal_of(first + "stage 1: F1 B1 F0 B0", shape) == "line 2, stage 1: F1 comes before F0");
+  CHECK(refusal_of(first + "stage 1: F1 B1 F0 B0", shape) ==
+        "line 2, stage 1: F0 is missing before F1");
   CHECK(refusal_of(first + "stage 1: F0 F0 B0 F1 B1", shape) ==
-        "line 2, stage 1: F0 comes before F1");
+        "line 2, stage 1: F0 comes twice, or after a later one");
   CHECK(refusal_of(first + "stage 1: F0 B0 F1 B1 F2", shape) ==
         "line 2, stage 1: there is no F2 among 2 micro-batches and 1 chunk");
   CHECK(refusal_of(first + "stage 1: F0 B0 F1 B1 W0 W1", shape) ==
-        "line 1, stage 0: W0 is missing");
+        "line 1, stage 0: W0 is missing; either all stages have actions W, or none has");
   CHECK(refusal_of("stage 0: F0 B0 F1 B1\nstage 1: F0 B0 F1 B1", shape).empty());
   CHECK(refusal_of("stage 0: F0 B0 F1 B1\nstage 1: F0 F1 B0 B1", shape) ==
         "line 1, stage 0: B0 waits for what comes after it");
@@ -202,7 +203,8 @@ TEST_CASE("a schedule that does not work is refused by stage and action") {
         "line 1, stage 0: B0 waits for what comes after it");
   CHECK(refusal_of("# order\n\n" + first + "stage 1: F0 F1 B0 B2", shape) ==
         "line 4, stage 1: there is no B2 among 2 micro-batches and 1 chunk");
-  CHECK(refusal_of(first + "stage 1: F0 F1 B1 B0", shape) == "line 2, stage 1: B1 comes before B0");
+  CHECK(refusal_of(first + "stage 1: F0 F1 B1 B0", shape) ==
+        "line 2, stage 1: B0 is missing before B1");
   CHECK(refusal([&] {
           check_schedule({{{{ActionKind::forward, 0, 0}}, {}}}, shape);
         }) == "stage 0: F1 is missing");

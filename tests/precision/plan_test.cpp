@@ -294,6 +294,10 @@ TEST_CASE("options without a meaning for the plan are errors that name the key")
   CHECK_NOTHROW(resolve_plan(bf16));
   bf16.exemptions.first_blocks = 1;
   CHECK_THROWS_WITH(resolve_plan(bf16), Contains("exemption"));
+  bf16.schedule = {{4, "bf16"}, {0, "te-current"}};  // whose layers it exempts
+  bf16.roles.weight = "fp32";
+  bf16.roles.master_weight = "none";
+  CHECK(resolve_plan(bf16).exemptions.first_blocks == 1);
   CHECK_THROWS_WITH(resolve_plan(fp8_request("mxfp4")),
                     Contains("'mxfp4'") && Contains("te: delayed, current"));
 }

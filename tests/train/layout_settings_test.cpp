@@ -72,11 +72,14 @@ TEST_CASE("a file has the order of stages, and says where it is wrong") {
   CHECK(engine.strategy.layout.given_schedule != make_schedule({}, {2, 1, 3}));
   CHECK(refusal(first) == "the pipeline schedule has 1 stage, and the run has 2");
   CHECK(refusal(first + "stage 1: F0 B0 F1 F2 B1") == "line 3, stage 1: B2 is missing");
-  CHECK(refusal(first + "stage 1: F0 B0 F0 F1 F2 B1 B2") == "line 3, stage 1: F0 comes before F1");
-  CHECK(refusal(first + "stage 1: F0 B0 F2 F1 B1 B2") == "line 3, stage 1: F2 comes before F1");
+  CHECK(refusal(first + "stage 1: F0 B0 F0 F1 F2 B1 B2") ==
+        "line 3, stage 1: F0 comes twice, or after a later one");
+  CHECK(refusal(first + "stage 1: F0 B0 F2 F1 B1 B2") ==
+        "line 3, stage 1: F1 is missing before F2");
   CHECK(refusal(first + "stage 1: F0 F1 F2 B0 B1 B2") ==
         "line 2, stage 0: B0 waits for what comes after it");
-  CHECK(refusal(first + "stage 1: F0 B0 W0 F1 B1 W1 F2 B2 W2") == "line 2, stage 0: W0 is missing");
+  CHECK(refusal(first + "stage 1: F0 B0 W0 F1 B1 W1 F2 B2 W2") ==
+        "line 2, stage 0: W0 is missing; either all stages have actions W, or none has");
   CHECK(refusal(first + "stage 1: F0 B0 F1 F2 B1 B2 F3") ==
         "line 3, stage 1: there is no F3 among 3 micro-batches and 1 chunk");
   CHECK(refusal(first + "stage 1: F0.1 B0.1") ==
@@ -85,7 +88,7 @@ TEST_CASE("a file has the order of stages, and says where it is wrong") {
         "line 3: \"stage 2: F0\" does not begin with \"stage 1:\"");
   CHECK(refusal(first + "stage 1: F0 b0") ==
         "line 3, stage 1: \"b0\" is no action like F3, B3, W3 or F3.1");
-  CHECK_THROWS_AS(session_with(folder / "no.txt"), DataError);
+  CHECK_THROWS_AS(session_with(folder / "no.txt"), ConfigError);
 }
 
 TEST_CASE("the order of zero_bubble is made for the run's passes, and is the same on all ranks") {
