@@ -86,7 +86,9 @@ bool multiply(Stream stream, Product product, const ConstView& bias) {
     }
     product.bias = {};
   }
-  if (!plans.run(product)) {
+  if (!is_code_type(product.a.matrix.dtype)) {
+    plans.run(product);
+  } else if (!plans.run_codes(product)) {
     return false;
   }
   if (!bias.empty()) {

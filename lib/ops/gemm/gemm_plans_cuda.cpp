@@ -79,22 +79,25 @@ GemmPlans::~GemmPlans() {
   cublaslt().destroy(handle_);
 }
 
-bool GemmPlans::run(const Product& call) {
-  const bool are_codes = is_code_type(call.a.matrix.dtype);
-  const PlanKey question = are_codes ? question_of(call) : PlanKey{};
-  const auto answer = are_codes ? answers_.find(question) : answers_.end();
+void GemmPlans::run(const Product& call) {
+  const PlanKey key = key_of(call);
+  std::unique_ptr<Plan>& plan = plans_[key];
+  if (plan == nullptr) {
+    plan = make_plan(call, key);
+  }
+  check_status(plan->run(handle_, *context_, call), "cublasLtMatmul");
+}
+
+bool GemmPlans::run_codes(const Product& call) {
+  const PlanKey question = question_of(call);
+  const auto answer = answers_.find(question);
   if (answer != answers_.end() && !answer->second) {
     return false;
   }
   try {
-    const PlanKey key = key_of(call);
-    std::unique_ptr<Plan>& plan = plans_[key];
-    if (plan == nullptr) {
-      plan = make_plan(call, key);
-    }
-    check_status(plan->run(handle_, *context_, call), "cublasLtMatmul");
+    run(call);
   } catch (const CublasError& error) {
-    if (!are_codes || !error.is_refusal()) {
+    if (!error.is_refusal()) {
       throw;
     }
     cudaGetLastError();  // the library may leave an error of its own

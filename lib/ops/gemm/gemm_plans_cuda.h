@@ -87,11 +87,13 @@ class GemmPlans final : public CudaExtension, public Fp8Library {
   explicit GemmPlans(const CudaContext& context);
   ~GemmPlans() override;
 
-  /// Returns false, with nothing computed, if the library refuses a product of codes now, after its
-  /// heuristic had not, or has done so before: takes() says no from then on. Throws InternalError
-  /// for FP8 operands that no tensor core takes, CublasError where the library fails or has no such
-  /// product of values.
-  bool run(const Product& call);
+  /// Throws InternalError for FP8 operands that no tensor core takes, CublasError where the library
+  /// has no such product or fails.
+  void run(const Product& call);
+
+  /// Runs a product of codes. Returns false, with nothing computed, if the library refuses it now,
+  /// after its heuristic had not, or has done so before: takes() says no from then on.
+  bool run_codes(const Product& call);
 
   /// Runs a product with a bias. Returns false, with nothing computed, if the library does not add
   /// the bias, which is found out once for each kind of product.

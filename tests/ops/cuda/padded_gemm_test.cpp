@@ -80,7 +80,7 @@ TEST_CASE("a product with one scale for each tensor is padded too", "[cuda][scal
                       .c = at.put(Array(DType::f32, {32, 48}, random_values(32 * 48, 5))),
                       .beta = 1.0F};
     const size_t bytes = ops::gemm_scratch_bytes(at.device().traits(), call);
-    CHECK(bytes == (at.device().kind() == DeviceKind::cuda ? 48 * 32 + 48 * 48 : 0));
+    CHECK((at.device().kind() == DeviceKind::cpu || bytes == 48 * 32 + 48 * 48));
     call.scratch = at.space(DType::u8, {static_cast<int64_t>(bytes)});
     ops::gemm(at.stream(), call);
     return at.get(call.c);
