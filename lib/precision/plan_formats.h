@@ -1,6 +1,8 @@
 #pragma once
 // The formats and GEMMs that several plans share, by name, so that plans.cpp reads like a table.
 
+#include <utility>
+
 #include "precision/plan.h"
 
 namespace fp8train {
@@ -74,8 +76,8 @@ inline PrecisionPlan hybrid_by_tensor(const char* name, ScalePolicy policy) {
 }
 
 /// Returns the format of a tensor with one scale, a power of two, from the maximum of the rank's
-/// own last 16 optimizer steps, and with a current one in the first 16 (MS-AMP,
-/// optim/optimizer.py).
+/// own last 16 optimizer steps, and with a current one in the first 16 and in the 16 after a value
+/// that is not finite (MS-AMP, optim/optimizer.py).
 inline TensorFormat windowed_by_step(DType dtype) {
   TensorFormat format = scaled(dtype, ScalePolicy::delayed);
   format.scale_type = ScaleType::pow2;
@@ -94,18 +96,78 @@ inline TensorFormat stored_by_tensor(DType dtype) {
   return format;
 }
 
-/// Returns a plan with fine-grained scaling: E4M3 everywhere, 1x128 for x and dy (128x1 in wgrad),
-/// 128x128 for w, fp32 scales, split accumulation (DeepSeek-V3, arXiv 2412.19437, section 3.3). The
-/// weight's codes are the weight; fp32 master.
-inline PrecisionPlan fine_grained(const char* name) {
+/// Returns the format with the smallest amax from which a scale is made (EPS of
+/// torchao/float8/float8_utils.py). The source's division in fp64, rounded to fp32 once, has the
+/// bits of an fp32 division.
+inline TensorFormat with_epsilon(TensorFormat format) {
+  format.amax_epsilon = 1e-12F;
+  return format;
+}
+
+/// Returns a plan with all operands in one format.
+inline PrecisionPlan in_one_format(const char* name, const TensorFormat& format, bool fast_fprop) {
   PrecisionPlan plan = unscaled(name, DType::bf16);
-  const TensorFormat vector = blockwise(per::block_1x128, ScaleType::f32);
-  const TensorFormat square = blockwise(per::block_128x128, ScaleType::f32);
-  plan.fprop = plan.dgrad = gemm_in(vector, square, false);
-  plan.wgrad = gemm_in(vector, vector, false);
-  plan.saved_activation = vector;
+  plan.fprop = gemm_in(format, format, fast_fprop);
+  plan.dgrad = plan.wgrad = gemm_in(format, format, false);
+  plan.saved_activation = format;
+  return plan;
+}
+
+/// Returns a plan with E4M3 everywhere, 1x128 for x and dy (128x1 in wgrad), 128x128 for w, split
+/// accumulation.
+inline PrecisionPlan in_blocks_of_128(const char* name, ScaleType scale_type) {
+  PrecisionPlan plan = in_one_format(name, blockwise(per::block_1x128, scale_type), false);
+  plan.fprop.b = plan.dgrad.b = blockwise(per::block_128x128, scale_type);
+  return plan;
+}
+
+/// Returns a plan with fine-grained scaling: blocks of 128 with fp32 scales (DeepSeek-V3, arXiv
+/// 2412.19437, section 3.3). The weight's codes are the weight; fp32 master.
+inline PrecisionPlan fine_grained(const char* name) {
+  PrecisionPlan plan = in_blocks_of_128(name, ScaleType::f32);
   plan.master_weight = plan.weight;
-  plan.weight = plan.parameter_wire = square;
+  plan.weight = plan.parameter_wire = plan.fprop.b;
+  return plan;
+}
+
+/// Returns a plan with E4M3 forward and E5M2 gradients, one power-of-two scale per tensor (MS-AMP's
+/// linear layers, msamp/nn/functional.py, common/tensor/meta.py): of x and dy from a window, of w
+/// current, once per step. Fast accumulation in fprop only.
+inline PrecisionPlan gemms_by_window(const char* name) {
+  PrecisionPlan plan = unscaled(name, DType::bf16);
+  const TensorFormat x = windowed_by_step(DType::e4m3);
+  const TensorFormat dy = windowed_by_step(DType::e5m2);
+  plan.fprop = gemm_in(x, stored_by_tensor(DType::e4m3), true);
+  plan.dgrad = gemm_in(dy, plan.fprop.b, false);
+  plan.wgrad = gemm_in(dy, x, false);
+  plan.saved_activation = x;
+  return plan;
+}
+
+/// Returns the plan with FP16 weights with a scale that are their own master and E4M3 weight
+/// gradients (MS-AMP O1, docs/user-tutorial/optimization-level.md); on several ranks gradients are
+/// bf16 until the wire (running_gradient()).
+inline PrecisionPlan with_storage_o1(PrecisionPlan plan) {
+  plan.weight = stored_by_tensor(DType::f16);
+  plan.weight_gradient = plan.gradient_wire = stored_by_tensor(DType::e4m3);
+  return plan;
+}
+
+/// O2: and moments in E4M3 and FP16.
+inline PrecisionPlan with_storage_o2(PrecisionPlan plan) {
+  plan = with_storage_o1(std::move(plan));
+  plan.moment1 = stored_by_tensor(DType::e4m3);
+  plan.moment2 = stored_by_tensor(DType::f16);
+  return plan;
+}
+
+/// O3: and E4M3 weights, which is also how they cross the wire, with an FP16 master. Gradients
+/// cross as in O1 and O2 (MS-AMP has O3 in its ZeRO optimizers only, which round them with every
+/// micro-batch).
+inline PrecisionPlan with_storage_o3(PrecisionPlan plan) {
+  plan = with_storage_o2(std::move(plan));
+  plan.master_weight = plan.weight;
+  plan.weight = plan.parameter_wire = plan.fprop.b;
   return plan;
 }
 

@@ -1,7 +1,5 @@
 // The plans. Nothing below this file knows a method's name.
 
-#include <utility>
-
 #include "precision/plan_entries.h"
 #include "precision/plan_formats.h"
 
@@ -41,24 +39,13 @@ PrecisionPlan te_current() {
 /// Float8BlockScaling of the same file: E4M3 everywhere, 1x128 for x and dy,
 /// 128x128 for w, scales that are powers of two, split accumulation in all three GEMMs.
 PrecisionPlan te_blockwise() {
-  PrecisionPlan plan = unscaled("te-blockwise", DType::bf16);
-  const TensorFormat vector = blockwise(per::block_1x128, ScaleType::pow2);
-  const TensorFormat square = blockwise(per::block_128x128, ScaleType::pow2);
-  plan.fprop = plan.dgrad = gemm_in(vector, square, false);
-  plan.wgrad = gemm_in(vector, vector, false);
-  plan.saved_activation = vector;
-  return plan;
+  return in_blocks_of_128("te-blockwise", ScaleType::pow2);
 }
 
 /// MXFP8BlockScaling of the same file: E4M3 in blocks of 32 with E8M0 scales rounded
 /// up; accumulation as TransformerEngine's module constants have it.
 PrecisionPlan te_mxfp8() {
-  PrecisionPlan plan = unscaled("te-mxfp8", DType::bf16);
-  const TensorFormat block = blockwise(per::block_1x32, ScaleType::e8m0);
-  plan.fprop = gemm_in(block, block, true);
-  plan.dgrad = plan.wgrad = gemm_in(block, block, false);
-  plan.saved_activation = block;
-  return plan;
+  return in_one_format("te-mxfp8", blockwise(per::block_1x32, ScaleType::e8m0), true);
 }
 
 /// NVFP4BlockScaling of the same file (arXiv 2509.25149): E2M1, 16x16 blocks for w, a random
@@ -79,20 +66,12 @@ PrecisionPlan te_nvfp4() {
   return plan;
 }
 
-/// No amax is smaller than this when torchao makes a scale from it (EPS of
-/// torchao/float8/float8_utils.py). Its division in fp64, rounded to fp32 once, has the bits of
-/// an fp32 division.
-TensorFormat with_torchao_epsilon(TensorFormat format) {
-  format.amax_epsilon = 1e-12F;
-  return format;
-}
-
 /// torchao.float8's recipe "tensorwise" (torchao/float8/config.py): as TransformerEngine's
 /// current scaling but for the smallest amax. torchao keeps x in bf16 for backward and casts it
 /// again, with the same scale and so to the same codes; here the codes are stored.
 PrecisionPlan torchao_tensorwise() {
   PrecisionPlan plan = hybrid_by_tensor("torchao-tensorwise", ScalePolicy::current);
-  change_operands(plan, [](TensorFormat& format) { format = with_torchao_epsilon(format); });
+  change_operands(plan, [](TensorFormat& format) { format = with_epsilon(format); });
   plan.gradient_wire = plain(DType::bf16);
   return plan;
 }
@@ -101,11 +80,8 @@ PrecisionPlan torchao_tensorwise() {
 /// contracted extent, rounded down to powers of two. The rounding clears the mantissa; torchao's
 /// exp2(floor(log2)) in fp32 gives the next power of two for scales a few ulp below it.
 PrecisionPlan torchao_rowwise() {
-  PrecisionPlan plan = unscaled("torchao-rowwise", DType::bf16);
-  const TensorFormat row = with_torchao_epsilon(blockwise(per::row, ScaleType::pow2));
-  plan.fprop = gemm_in(row, row, true);
-  plan.dgrad = plan.wgrad = gemm_in(row, row, false);
-  plan.saved_activation = row;
+  const TensorFormat row = with_epsilon(blockwise(per::row, ScaleType::pow2));
+  PrecisionPlan plan = in_one_format("torchao-rowwise", row, true);
   plan.gradient_wire = plain(DType::bf16);
   return plan;
 }
@@ -128,7 +104,7 @@ PrecisionPlan torchao_blockwise() {
   plan.name = "torchao-blockwise";
   change_operands(plan, [](TensorFormat& format) {
     format.scale_type = ScaleType::f32;
-    format = with_torchao_epsilon(format);
+    format = with_epsilon(format);
   });
   plan.gradient_wire = plain(DType::bf16);
   return plan;
@@ -157,47 +133,6 @@ PrecisionPlan torchao_mxfp4() {
   return plan;
 }
 
-/// MS-AMP's linear layers (msamp/nn/functional.py, common/tensor/meta.py): E4M3 forward, E5M2
-/// gradients, one power-of-two scale per tensor; of x and dy from the maximum of the rank's own
-/// last 16 optimizer steps (optim/optimizer.py), current in the first 16 and in the 16 after a
-/// value that is not finite; of w current, once per step. Fast accumulation in fprop only.
-PrecisionPlan msamp_gemms(const char* name) {
-  PrecisionPlan plan = unscaled(name, DType::bf16);
-  const TensorFormat x = windowed_by_step(DType::e4m3);
-  const TensorFormat dy = windowed_by_step(DType::e5m2);
-  plan.fprop = gemm_in(x, stored_by_tensor(DType::e4m3), true);
-  plan.dgrad = gemm_in(dy, plan.fprop.b, false);
-  plan.wgrad = gemm_in(dy, x, false);
-  plan.saved_activation = x;
-  return plan;
-}
-
-/// MS-AMP O1 (docs/user-tutorial/optimization-level.md): FP16 weights with a scale that are their
-/// own master, E4M3 weight gradients; on several ranks bf16 until the wire (running_gradient()).
-PrecisionPlan with_msamp_o1_storage(PrecisionPlan plan) {
-  plan.weight = stored_by_tensor(DType::f16);
-  plan.weight_gradient = plan.gradient_wire = stored_by_tensor(DType::e4m3);
-  return plan;
-}
-
-/// O2: and moments in E4M3 and FP16.
-PrecisionPlan with_msamp_o2_storage(PrecisionPlan plan) {
-  plan = with_msamp_o1_storage(std::move(plan));
-  plan.moment1 = stored_by_tensor(DType::e4m3);
-  plan.moment2 = stored_by_tensor(DType::f16);
-  return plan;
-}
-
-/// O3: and E4M3 weights, which is also how they cross the wire, with an FP16 master.
-/// Gradients cross as in O1 and O2; MS-AMP has O3 in its ZeRO optimizers only, which round them
-/// with every micro-batch.
-PrecisionPlan with_msamp_o3_storage(PrecisionPlan plan) {
-  plan = with_msamp_o2_storage(std::move(plan));
-  plan.master_weight = plan.weight;
-  plan.weight = plan.parameter_wire = plan.fprop.b;
-  return plan;
-}
-
 /// TransformerEngine's GEMMs on MS-AMP's weights (use_te), which keep MS-AMP's current scale: the
 /// patched casts of msamp/te/extension.py leave TransformerEngine's slots of weights alone.
 PrecisionPlan msamp_te_gemms(const char* name) {
@@ -209,7 +144,7 @@ PrecisionPlan msamp_te_gemms(const char* name) {
 /// FP8-LM (arXiv 2310.18313, sections 2.2 and 2.3): MS-AMP O3 with the mu controller, whose bound
 /// is at least two codes here (ops/storage/storage_math.h).
 PrecisionPlan fp8_lm() {
-  PrecisionPlan plan = with_msamp_o3_storage(msamp_gemms("fp8-lm"));
+  PrecisionPlan plan = with_storage_o3(gemms_by_window("fp8-lm"));
   plan.gradient_wire.policy = ScalePolicy::automatic;
   return plan;
 }
@@ -244,11 +179,9 @@ PrecisionPlan deepseek_v31() {
 /// (src/kernels/quant.cu); bf16 weights without a master, and moments, rounded stochastically
 /// (src/kernels/adamw.cu); bf16 gradients.
 PrecisionPlan llm_q() {
-  PrecisionPlan plan = unscaled("llm.q", DType::bf16);
   TensorFormat tensor = scaled(DType::e4m3, ScalePolicy::current);
   tensor.amax_epsilon = 1e-10F;
-  plan.fprop = plan.dgrad = plan.wgrad = gemm_in(tensor, tensor, false);
-  plan.saved_activation = tensor;
+  PrecisionPlan plan = in_one_format("llm.q", tensor, false);
   plan.weight = plan.moment1 = plan.moment2 = stochastic(plain(DType::bf16));
   plan.weight_gradient = plan.gradient_wire = plan.parameter_wire = plain(DType::bf16);
   return plan;
@@ -336,7 +269,7 @@ PrecisionPlan custom() {
 
 PlanEntry msamp(const char* name, const char* level, bool use_te,
                 PrecisionPlan (*storage)(PrecisionPlan)) {
-  const auto make = [=] { return storage(use_te ? msamp_te_gemms(name) : msamp_gemms(name)); };
+  const auto make = [=] { return storage(use_te ? msamp_te_gemms(name) : gemms_by_window(name)); };
   return {name, "msamp", level, use_te, make, use_te ? "MS-AMP with TransformerEngine" : "MS-AMP"};
 }
 
@@ -364,12 +297,12 @@ const std::vector<PlanEntry>& plan_entries() {
           {"te-mxfp8", "te", "mxfp8", false, te_mxfp8, "TransformerEngine; OCP MX specification"},
           "the smallest error of the plans that it multiplies in FP8"),
       {"te-nvfp4", "te", "nvfp4", false, te_nvfp4, "TransformerEngine; NVFP4 (2509.25149)"},
-      msamp("msamp-o1", "O1", false, with_msamp_o1_storage),
-      msamp("msamp-o2", "O2", false, with_msamp_o2_storage),
-      msamp("msamp-o3", "O3", false, with_msamp_o3_storage),
-      msamp("msamp-o1-te", "O1", true, with_msamp_o1_storage),
-      msamp("msamp-o2-te", "O2", true, with_msamp_o2_storage),
-      msamp("msamp-o3-te", "O3", true, with_msamp_o3_storage),
+      msamp("msamp-o1", "O1", false, with_storage_o1),
+      msamp("msamp-o2", "O2", false, with_storage_o2),
+      msamp("msamp-o3", "O3", false, with_storage_o3),
+      msamp("msamp-o1-te", "O1", true, with_storage_o1),
+      msamp("msamp-o2-te", "O2", true, with_storage_o2),
+      msamp("msamp-o3-te", "O3", true, with_storage_o3),
       {"torchao-tensorwise", "torchao", "tensorwise", false, torchao_tensorwise, kTorchao},
       {"torchao-rowwise", "torchao", "rowwise", false, torchao_rowwise, kTorchao},
       {"torchao-rowwise-gw-hp", "torchao", "rowwise_with_gw_hp", false, torchao_rowwise_gw_hp,
