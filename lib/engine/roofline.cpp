@@ -81,6 +81,8 @@ const char* name_of(Bound bound) {
 }
 
 OpTime roofline(const OpWork& work, const StepRates& rates) {
+  check(work.flops == 0 || work.arithmetic != Arithmetic::none,
+        "an operation with FLOPs says their arithmetic");
   const AchievedShares& shares = rates.shares;
   const std::optional<MeasuredRate> measured =
       work.product.m > 0 ? rates.measured.rate(work.product) : std::nullopt;

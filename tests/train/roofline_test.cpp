@@ -128,6 +128,7 @@ TEST_CASE("instructions bound an operation where they take longest", "[roofline]
   CHECK(time.seconds == Approx(1e9 * 100 / 32 / rate + shares.launch_seconds));
   CHECK(roofline(work, rates_of(h200())).bound == Bound::memory);
   CHECK(roofline({.bytes = 4}, rates_of(h200())).bound == Bound::launches);
+  CHECK_THROWS_AS(roofline({.flops = 4}, rates_of(h200())), InternalError);
 }
 
 TEST_CASE("FP8 makes a wide model faster, with fewer bytes where norms write codes", "[roofline]") {
