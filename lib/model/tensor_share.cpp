@@ -14,6 +14,8 @@
 namespace fp8train {
 namespace {
 
+constexpr std::string_view kOfExpert = ".experts.";
+
 /// Throws unless the parts of `count` are equal.
 void check_divides(const TensorShare& share, int64_t count, const char* what) {
   if (count % share.divisor() == 0) {
@@ -61,6 +63,11 @@ void check_tensor_share(const ModelConfig& config, const std::vector<LinearPlan>
   }
   check_divides(share, config.moe.shared_width, "model.shared_expert_intermediate_size");
   for (const LinearPlan& linear : linears) {
+    if (linear.site.split == Split::none && linear.site.name.find(kOfExpert) == std::string::npos) {
+      throw KeyError("parallelism.tensor",
+                     fmt::format(": {} is whole on each rank, as only experts may be; take 1",
+                                 linear.site.name));
+    }
     if (!linear.is_scaled() || linear.site.split == Split::none) {
       continue;
     }
@@ -79,16 +86,15 @@ void check_tensor_share(const ModelConfig& config, const std::vector<LinearPlan>
 }
 
 void check_equal_experts(const std::vector<LinearPlan>& linears) {
-  constexpr std::string_view kExperts = ".experts.";
   std::map<std::string, const LinearPlan*> first;  // by the name without the number of the expert
   for (const LinearPlan& linear : linears) {
     const std::string& name = linear.site.name;
-    const size_t begin = name.find(kExperts);
+    const size_t begin = name.find(kOfExpert);
     if (begin == std::string::npos) {
       continue;
     }
     const std::string of_layer =
-        name.substr(0, begin) + name.substr(name.find('.', begin + kExperts.size()));
+        name.substr(0, begin) + name.substr(name.find('.', begin + kOfExpert.size()));
     const LinearPlan& other = *first.emplace(of_layer, &linear).first->second;
     if (linear.fprop != other.fprop || linear.dgrad != other.dgrad || linear.wgrad != other.wgrad ||
         linear.exempt_reason.empty() != other.exempt_reason.empty()) {

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "base/key_error.h"
 #include "model/decoder.h"
+#include "model/tensor_share.h"
 #include "support/small_model.h"
 
 using namespace fp8train;
@@ -90,4 +92,19 @@ TEST_CASE("the matrices that are stacked in a weight are all of its rows") {
       CHECK(rows == (site.is_head ? 0 : site.out_features));
     });
   }
+}
+
+TEST_CASE("ranks that share layers have parts of every layer but experts") {
+  ModelConfig config = test::small_llama_model();
+  config.num_key_value_heads = config.num_attention_heads;
+  config = completed(config);
+  std::vector<LinearPlan> plans = plan_linears(plan_named("te-current"), linear_sites(config));
+  const TensorShare two = {.rank = 0, .ranks = 2};
+  check_tensor_share(config, plans, two);
+  LinearSite& site = plans[1].site;
+  site.split = Split::none;
+  CHECK_THROWS_AS(check_tensor_share(config, plans, two), KeyError);
+  check_tensor_share(config, plans, {});
+  site.name = "layers.0.mlp.experts.1.up";
+  check_tensor_share(config, plans, two);
 }
