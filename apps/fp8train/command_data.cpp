@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/error.h"
 #include "base/screen.h"
@@ -98,11 +99,21 @@ void print_details(const DataFileFacts& facts) {
   print_fitted("  xxh3-128    {}\n", facts.xxh3_128);
 }
 
-/// Whether a file is the index of token files next to it, which is read together with them.
-bool is_index(const std::filesystem::path& path) {
-  std::error_code unseen;
-  return path.extension() == ".idx" &&
-         std::filesystem::exists(std::filesystem::path(path).replace_extension(".bin"), unseen);
+/// Leaves out files that belong to others of the list and are read together with them.
+void remove_companions(std::vector<std::filesystem::path>& paths, const std::string& named) {
+  std::set<std::filesystem::path> companions;
+  for (const std::filesystem::path& path : paths) {
+    try {
+      const DataFormat& format = format_of(path, named);
+      if (format.companions == nullptr) continue;
+      for (auto& companion : format.companions(path, true)) {
+        if (companion != path) companions.insert(std::move(companion));
+      }
+    } catch (const DataError&) {
+      continue;  // inspect_file() says it
+    }
+  }
+  std::erase_if(paths, [&](const auto& path) { return companions.contains(path); });
 }
 
 /// All files, also behind one that is damaged.
@@ -124,7 +135,7 @@ int inspect(InspectOptions& options) {
     for (auto& path : expand_path(input, DataSplit::all)) paths.push_back(std::move(path));
   }
   if (paths.size() > 1) {
-    std::erase_if(paths, is_index);
+    remove_companions(paths, options.settings.format);
   }
   size_t failed = 0;
   for (const std::filesystem::path& path : paths) {

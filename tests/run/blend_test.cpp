@@ -103,11 +103,18 @@ TEST_CASE("inspect says a line for each file, and goes on behind a damaged one")
   REQUIRE(lines_of(json).size() == 2);
   CHECK(nlohmann::json::parse(lines_of(json)[0]).at("text_bytes") ==
         fs::file_size(folder / "more/a.txt"));
-  expect_code(0, folder.path(),
-              {"data", "prepare", "text.txt", "--tokenizer", "byte", "--out", "tokens"});
-  CHECK(fs::exists(folder / "tokens/train_000000.idx"));
-  const Words shards = {"data", "inspect", "tokens/train_000000.bin", "tokens/train_000000.idx"};
-  CHECK_THAT(expect_code(0, folder.path(), shards).out, Contains(".bin") && !Contains(".idx"));
+  for (const auto& [format, name] :
+       {std::pair{"llmc", "train_000000.bin"}, std::pair{"npy", "train_000000.npy"}}) {
+    expect_code(0, folder.path(),
+                {"data", "prepare", "text.txt", "--tokenizer", "byte", "--output-format", format,
+                 "--out", format});
+    const std::string index = std::string(format) + "/train_000000.idx";
+    CHECK(fs::exists(folder / index));
+    const Words shards = {"data", "inspect", std::string(format) + "/" + name, index};
+    CHECK_THAT(expect_code(0, folder.path(), shards).out, Contains(name) && !Contains(".idx"));
+  }
+  const Words alone = {"data", "inspect", "llmc/train_000000.idx", "text.txt"};
+  CHECK_THAT(expect_code(3, folder.path(), alone).err, Contains("is an index"));
 }
 
 }  // namespace
