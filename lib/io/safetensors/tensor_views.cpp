@@ -7,8 +7,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "io/hf_config.h"
 #include "io/safetensors/tensor_source.h"
 #include "io/strict_json.h"
+#include "model/hf_names.h"
 #include "model/model_config.h"
 
 namespace fp8train {
@@ -94,9 +96,8 @@ void TensorSource::add_adapters(const std::filesystem::path& folder) {
                                    folder.string(), base, kAdapterConfig));
   }
   *this = TensorSource(base);
-  const auto config = detail::read_strict_json((path_ / "config.json").string());
-  const bool is_conv1d = config.is_object() && config.value("model_type", config) == "gpt2";
-  adapters_ = std::make_shared<const AdapterWeights>(folder, is_conv1d);
+  const auto layer = hf_pieces(read_hf_config(path_).model, "layers.0.attention.qkv.weight");
+  adapters_ = std::make_shared<const AdapterWeights>(folder, layer.front().transposed);
   for (const std::string& weight : adapters_->weights()) {
     const SafetensorsEntry* const found = find(weight);
     if (found == nullptr || found->shape.size() != 2) {
