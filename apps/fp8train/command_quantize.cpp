@@ -48,9 +48,8 @@ const Choices<ScaleBlock> kBlocks = choices_of(quantization_blocks());
 /// The types that the scales of some block have.
 std::set<ScaleType> scale_types() {
   std::set<ScaleType> types;
-  for (const auto& [name, block] : kBlocks) {
-    const auto scales = ops::find_block_format(block)->scales;
-    types.insert(scales.begin(), scales.end());
+  for (const ops::BlockFormat& line : ops::block_formats()) {
+    types.insert(line.scales.begin(), line.scales.end());
   }
   return types;
 }
@@ -60,15 +59,14 @@ const Choices<Rounding> kRoundingChoices = choices_of(kRoundings);
 /// The types of scales, those of the first blocks without the names of these blocks.
 std::string scale_help() {
   std::vector<std::pair<std::span<const ScaleType>, std::vector<std::string>>> groups;
-  for (const auto& [name, block] : kBlocks) {
-    const auto scales = ops::find_block_format(block)->scales;
+  for (const ops::BlockFormat& line : ops::block_formats()) {
     const auto alike = std::ranges::find_if(
-        groups, [&](const auto& group) { return std::ranges::equal(group.first, scales); });
-    if (alike == groups.end()) {
-      groups.push_back({scales, {name}});
-    } else {
-      alike->second.push_back(name);
-    }
+        groups, [&](const auto& group) { return std::ranges::equal(group.first, line.scales); });
+    std::vector<std::string>& blocks =
+        alike == groups.end() ? groups.emplace_back(line.scales, std::vector<std::string>{}).second
+                              : alike->second;
+    const std::string name = name_of(line.block);
+    if (std::ranges::find(blocks, name) == blocks.end()) blocks.push_back(name);
   }
   std::string text;
   for (const auto& [scales, blocks] : groups) {
