@@ -133,16 +133,47 @@ ProductKey key_of(const Gemm& call, DType type) {
           .threads = max_threads()};
 }
 
+/// Rows from which on one product pays for packing b; more where b is packed as it is stored.
+constexpr int64_t kPackedRows = 128;
+constexpr int64_t kPackedPlainRows = 256;
+
+/// Whether b is packed for this product alone. In fp32 that is faster than decoding it into a copy
+/// that oneDNN copies into its blocks. Bits are the same.
+bool packs_in_call(const Gemm& call, ProductKey key) {
+  if (key.packed || key.bf16_operands || key.m < kPackedRows ||
+      (call.b.matrix().dtype == DType::f32 && (key.b_transposed || key.m < kPackedPlainRows))) {
+    return false;
+  }
+  key.packed = true;
+  return cached(workspace().whole, key).valid;
+}
+
+/// Returns op(b) as the product reads it.
+const void* operand_of_b(Stream stream, const Gemm& call, DType type, bool packs,
+                         GemmMemory& memory) {
+  if (!packs) {
+    return call.b.packed.empty() ? prepare_operand(call.b, type, false, memory)
+                                 : call.b.packed.data;
+  }
+  const memory::desc& layout =
+      *packed_layout(call.depth(), call.c.shape[1], memory::data_type::f32);
+  void* const packed = memory.take(layout.get_size());
+  pack(stream, call.b, type, packed, memory);
+  return packed;
+}
+
 /// The product as one primitive. False where oneDNN has no blocked kernel for it.
-bool run_whole(const Gemm& call, DType type, GemmMemory& memory) {
-  const ProductKey key = key_of(call, type);
+bool run_whole(Stream stream, const Gemm& call, DType type, GemmMemory& memory) {
+  ProductKey key = key_of(call, type);
+  const bool packs = packs_in_call(call, key);
+  key.packed = key.packed || packs;
   const bool direct = is_direct(call, type);
   WholeProduct& product = cached(workspace().whole, key);
   if (!product.valid) {
     return false;
   }
   const void* a = prepare_operand(call.a, type, true, memory);
-  const void* b = key.packed ? call.b.packed.data : prepare_operand(call.b, type, false, memory);
+  const void* b = operand_of_b(stream, call, type, packs, memory);
   void* c = direct ? call.c.data : memory.take(static_cast<size_t>(key.m * key.n) * sizeof(float));
   void* scratchpad = memory.take(product.scratchpad_bytes);
   if (memory.counts()) {
@@ -224,13 +255,13 @@ void multiply(Stream stream, const Gemm& call, GemmMemory& memory) {
     return run_emulated(call, memory);
   }
   const DType type = multiplied_type(call.a);
-  if (run_whole(call, type, memory)) {
+  if (run_whole(stream, call, type, memory)) {
     return;
   }
   Gemm as_stored = call;
   as_stored.b.packed = {};
-  if ((call.b.packed.empty() || !run_whole(as_stored, type, memory)) &&
-      (type == DType::f32 || !run_whole(as_stored, DType::f32, memory))) {
+  if ((call.b.packed.empty() || !run_whole(stream, as_stored, type, memory)) &&
+      (type == DType::f32 || !run_whole(stream, as_stored, DType::f32, memory))) {
     run_tiled(as_stored, memory);
   }
 }

@@ -64,6 +64,9 @@ const void* prepare_operand(const GemmOperand& operand, DType type, bool row_maj
 /// The type in which an operand is multiplied, if oneDNN has a blocked kernel for the product.
 DType multiplied_type(const GemmOperand& operand);
 
+/// Writes op(b) in the layout packed_layout() for `type`, fp32 or bf16; there must be one.
+void pack(Stream stream, const GemmOperand& b, DType type, void* packed, GemmMemory& memory);
+
 /// Whether the product of these extents reads the packed b. Where it does, b's matrix is not read.
 bool reads_packed(const Gemm& call);
 
