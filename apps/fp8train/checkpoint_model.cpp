@@ -126,18 +126,28 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   std::string reason;
   opened.device = choose_device(device_choice_named(request.device), false, reason);
   const bool delayed = has_delayed_scales(settings.plan);
-  opened.has_scales = !delayed || has_scaling(folder);
-  settings.trains = !opened.has_scales;  // scales are found by a forward and backward pass
   const ParameterFormats stored = parameter_formats(settings.plan);
   if (stored.value == TensorFormat{} && stored.gradient == TensorFormat{}) {
     settings.optimizer = stateless_optimizer();
   }
-  opened.engine = std::make_unique<Engine>(*opened.device, settings);
+  const auto make_engine = [&](bool has_scales) {
+    opened.has_scales = has_scales;
+    settings.trains = !has_scales;  // scales are found by a forward and backward pass
+    opened.engine.reset();
+    opened.engine = std::make_unique<Engine>(*opened.device, settings);
+    if (delayed && has_scales) {
+      load_scaling(folder, opened.engine->model().scaling(), 0, 1);
+    }
+  };
+  try {
+    make_engine(!delayed || has_scaling(folder));
+  } catch (const OtherScales&) {
+    log_warning(fmt::format("{}: its scales are of a plan with other histories than {}: not read",
+                            folder.string(), request.plan));
+    make_engine(false);
+  }
   opened.engine->reserve(plan_weights(settings, opened.device->traits()));
   load_weights(*opened.device, opened.engine->model(), TensorSource(folder));
-  if (delayed && opened.has_scales) {
-    load_scaling(folder, opened.engine->model().scaling(), 0, 1);
-  }
   opened.engine->weights_changed();
   return opened;
 }

@@ -46,7 +46,8 @@ struct CheckpointModel : CheckpointFacts {
 
   std::unique_ptr<Device> device;
   std::unique_ptr<Engine> engine;
-  /// False: a plan with delayed scaling whose scales the folder does not hold.
+  /// False: a plan with delayed scaling whose scales the folder does not hold, or holds with other
+  /// histories.
   bool has_scales = true;
 };
 

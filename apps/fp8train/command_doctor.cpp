@@ -24,7 +24,6 @@
 #include "device/device.h"
 #include "device/gpu_monitor.h"
 #include "json_text.h"
-#include "numeric/cpu_isa.h"
 #include "output_path.h"
 #include "variables.h"
 
@@ -52,7 +51,7 @@ struct Finding {
 };
 
 Finding processor(const Machine& machine) {
-  const std::string_view level = name_of(cpu_isa());
+  const std::string level = cpu_level();
   Finding finding = {"processor", fmt::format("{}, {}", machine.processor, level), ""};
   if (level == "x86-64") {
     finding.fix =

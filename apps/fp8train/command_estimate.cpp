@@ -44,9 +44,10 @@ int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
   const auto fits = [&](int64_t units) {
     settings.step.micro_batch_size = units * unit;
     const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
-    StageRuns runs = dry_run_stages(settings, ranks.size() / stages, [&](int rank) {
-      return dry_run_step(settings, traits, ranks, rank);
-    });
+    StageRuns runs = dry_run_stages(settings, ranks.size() / stages,
+                                    [&](const EngineSettings& engine, int rank) {
+                                      return dry_run_step(engine, traits, ranks, rank);
+                                    });
     return runs.largest_run().memory.total() <= bytes;
   };
   if (!fits(1)) {

@@ -333,8 +333,7 @@ int generate(const GenerateOptions& options) {
   CheckpointModel opened = open_checkpoint(options.model);
   if (!opened.has_scales) {
     throw ConfigError("--plan " + options.model.plan + ": " + opened.folder +
-                      " holds no scales for a plan with delayed scaling; use bf16 or a plan with "
-                      "current scaling");
+                      " holds no scales for it; use bf16 or a plan with current scaling");
   }
   SamplingSettings sampling = options.sampling;
   if (sampling.max_new_tokens == 0) {

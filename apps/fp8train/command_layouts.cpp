@@ -142,6 +142,11 @@ int print_layouts(const LayoutOptions& options, Settings settings, int ranks) {
     throw ConfigError("layouts plans for a GPU by its stated rates: name one with --gpu");
   });
   print_plan(settings, memory, ranks);
+  if (!settings.parallelism.layout.schedule_file.empty()) {
+    print_fitted(
+        "parallelism.schedule_file is not read: layouts tries the orders of "
+        "parallelism.schedule\n");
+  }
   ProgressLine line;
   const LayoutSearch found =
       search_layouts(settings, memory, ranks, options.top, 0, [&](const LayoutSearch& so_far) {

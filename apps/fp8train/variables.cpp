@@ -7,6 +7,12 @@
 #include <cstdlib>
 #include <vector>
 
+#include "base/error.h"
+#include "base/text.h"
+#include "config/load.h"
+#include "dialects/dialects.h"
+#include "numeric/cpu_isa.h"
+
 namespace fp8train {
 namespace {
 
@@ -15,27 +21,45 @@ struct Variable {
   std::vector<std::string> values;
 };
 
-const Variable kVariables[] = {{"FP8TRAIN_CPU_GEMM", {"fp32", "bf16"}},
-                               {"FP8TRAIN_CPU_PACK", {"0", "1"}},
-                               {"FP8TRAIN_CUDA_ATTENTION", {"own", "cudnn"}},
-                               {"FP8TRAIN_GEMM_PROBE", {"", "always"}}};
+constexpr const char* kSettings = "FP8TRAIN_SET";
+
+std::vector<Variable> variables_with_choices() {
+  std::vector<std::string> levels;
+  for (const CpuIsa isa : cpu_isas()) {
+    levels.emplace_back(name_of(isa));
+  }
+  return {{"FP8TRAIN_CPU_ISA", levels},
+          {"FP8TRAIN_CPU_GEMM", {"fp32", "bf16"}},
+          {"FP8TRAIN_CPU_PACK", {"0", "1"}},
+          {"FP8TRAIN_CUDA_ATTENTION", {"own", "cudnn"}},
+          {"FP8TRAIN_GEMM_PROBE", {"", "always"}}};
+}
 
 }  // namespace
 
+std::string cpu_level() {
+  try {
+    return std::string(name_of(cpu_isa()));
+  } catch (const ConfigError&) {
+    return "of an unknown level";
+  }
+}
+
 std::string set_variables() {
+  std::vector<Variable> all = variables_with_choices();
+  all.push_back({kSettings, {}});
   std::vector<std::string> set;
-  for (const Variable& variable : kVariables) {
+  for (const Variable& variable : all) {
     if (const char* const value = std::getenv(variable.name)) {
       set.push_back(fmt::format("{}={}", variable.name, value));
     }
   }
-  return set.empty() ? "those of the processor's and the GPU's products are not set"
-                     : fmt::format("{}", fmt::join(set, ", "));
+  return set.empty() ? "none of this program is set" : fmt::format("{}", fmt::join(set, ", "));
 }
 
 std::string fix_of_variables() {
   std::vector<std::string> wrong;
-  for (const auto& [name, values] : kVariables) {
+  for (const auto& [name, values] : variables_with_choices()) {
     const char* const value = std::getenv(name);
     if (value != nullptr && std::ranges::find(values, value) == values.end()) {
       wrong.push_back(fmt::format(
@@ -43,9 +67,19 @@ std::string fix_of_variables() {
           fmt::join(values.begin() + (values.front().empty() ? 1 : 0), values.end(), " or ")));
     }
   }
-  return wrong.empty() ? ""
-                       : fmt::format("set {}, or unset it: a run that reads it ends at once",
-                                     fmt::join(wrong, ", "));
+  std::string fix = wrong.empty()
+                        ? ""
+                        : fmt::format("set {}, or unset it: a run that reads it ends at once",
+                                      fmt::join(wrong, ", "));
+  if (const char* const assignments = std::getenv(kSettings)) {
+    try {
+      check_assignments(assignments, make_dialects);
+    } catch (const ConfigError& error) {
+      fix +=
+          (fix.empty() ? "" : "; ") + fmt::format("{}", fmt::join(split(error.what(), '\n'), "; "));
+    }
+  }
+  return fix;
 }
 
 }  // namespace fp8train

@@ -197,9 +197,10 @@ double JobMemory::duration(const Settings& settings) {
     }
     const auto nodes = Topology::blocks(ranks, ranks_of_node(settings.job));
     const auto stages = static_cast<int>(session.engine.strategy.layout.pipeline);
-    const StageRuns runs = dry_run_stages(session.engine, ranks / stages, [&](int of) {
-      return logged_step(session.engine, rank.traits, nodes, of);
-    });
+    const StageRuns runs =
+        dry_run_stages(session.engine, ranks / stages, [&](const EngineSettings& engine, int of) {
+          return logged_step(engine, rank.traits, nodes, of);
+        });
     return static_cast<double>(session.max_steps) *
            step_time(session.engine, runs, nodes, *rank.gpu).total();
   } catch (const Error&) {  // the settings are not complete

@@ -310,6 +310,15 @@ void read_part(const LoadRequest& request, Loading& part) {
 
 }  // namespace
 
+void check_assignments(const std::string& assignments, const ForeignKeysMaker& foreign_keys) {
+  LoadRequest request;
+  request.env = assignments;
+  Loading part(foreign_keys);
+  part.add_sources(request);
+  part.read_values(false);
+  part.problems.raise();
+}
+
 Settings load_settings(const LoadRequest& request) {
   Loading run(request.foreign_keys);
   run.add_sources(request);

@@ -32,6 +32,11 @@ struct LoadRequest {
 /// in Settings::notes reports that (config/yaml/given_keys.h).
 Settings load_settings(const LoadRequest& request);
 
+/// Reads the assignments of FP8TRAIN_SET alone. Throws ConfigError as load_settings does for keys
+/// and values that it refuses with any file.
+void check_assignments(const std::string& assignments,
+                       const ForeignKeysMaker& foreign_keys = nullptr);
+
 /// Puts the location of a given key before an error of the key (base/key_error.h), as
 /// load_settings does.
 void add_location(Error& error, const Settings& settings);

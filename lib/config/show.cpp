@@ -161,7 +161,7 @@ std::string text_of(const YamlNode& node) {
   return node.kind == YamlNode::Kind::map ? "{" + text + "}" : "[" + text + "]";
 }
 
-void collect(const YamlNode& node, const std::string& path, Leaves& leaves) {
+void collect(const YamlNode& node, const std::string& path, bool all, Leaves& leaves) {
   if (node.kind != YamlNode::Kind::map) {
     leaves.emplace_back(path, text_of(node));
     return;
@@ -169,20 +169,20 @@ void collect(const YamlNode& node, const std::string& path, Leaves& leaves) {
   for (size_t i = 0; i < node.items.size(); ++i) {
     const std::string& name = node.keys[i].text;
     const std::string key = path.empty() ? name : fmt::format("{}.{}", path, name);
-    if (std::find(std::begin(kWithoutEffect), std::end(kWithoutEffect), key) ==
-        std::end(kWithoutEffect)) {
-      collect(node.items[i], key, leaves);
+    if (all || std::find(std::begin(kWithoutEffect), std::end(kWithoutEffect), key) ==
+                   std::end(kWithoutEffect)) {
+      collect(node.items[i], key, all, leaves);
     }
   }
 }
 
-Leaves leaves_of(std::string_view yaml) {
+Leaves leaves_of(std::string_view yaml, bool all) {
   Problems problems;
   Leaves leaves;
   const size_t source = problems.add_source("an earlier configuration", true);
   const YamlNode root = parse_yaml(yaml, "", source, problems);
   if (root.kind == YamlNode::Kind::map && !root.reported) {
-    collect(root, "", leaves);
+    collect(root, "", all, leaves);
   }
   return leaves;
 }
@@ -266,9 +266,10 @@ std::string presets_text(size_t columns) {
   return wrapped(result, columns);
 }
 
-std::vector<std::string> changed_settings(std::string_view before, std::string_view after) {
-  const Leaves old_leaves = leaves_of(before);
-  const Leaves new_leaves = leaves_of(after);
+std::vector<std::string> changed_settings(std::string_view before, std::string_view after,
+                                          bool all) {
+  const Leaves old_leaves = leaves_of(before, all);
+  const Leaves new_leaves = leaves_of(after, all);
   std::vector<std::string> changes;
   for (const auto& [key, value] : new_leaves) {
     const std::string* old = find(old_leaves, key);

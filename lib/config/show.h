@@ -45,7 +45,8 @@ std::string configuration_page();
 /// Returns "optimizer.lr: 0.001 -> 0.0005" for each key whose value differs between two resolved
 /// configurations (show_settings), in the order of `after`, then those that only `before` has. Left
 /// out: keys that change nothing about the training (output_dir, threads, logging, sample,
-/// checkpoint and job). Text that is no YAML counts as empty.
-std::vector<std::string> changed_settings(std::string_view before, std::string_view after);
+/// checkpoint and job), unless `all` are compared. Text that is no YAML counts as empty.
+std::vector<std::string> changed_settings(std::string_view before, std::string_view after,
+                                          bool all = false);
 
 }  // namespace fp8train

@@ -13,6 +13,7 @@
 #include "base/trace.h"
 #include "comm/backends/backends.h"
 #include "device/meta/meta_device.h"
+#include "engine/pass_times.h"
 #include "engine/state_tensors.h"
 #include "model/step_part.h"
 
@@ -92,8 +93,8 @@ struct Repeated {
 /// A step of several micro-batches is the first, the last, and equal ones between: three of them
 /// are run, whatever their number, and one more for each further stage of a pipeline. The last two
 /// of these begin a forward and a backward pass apart. Interleaved schedules repeat themselves
-/// after as many micro-batches as there are stages, once twice as many have begun. Others are run
-/// whole.
+/// after as many micro-batches as there are stages, once twice as many have begun. Of others
+/// RankDryRun runs three, one after another.
 Repeated repeated_part(const EngineSettings& settings) {
   const ParallelLayout& layout = settings.strategy.layout;
   if (layout.pipeline > 1 && !layout.is_periodic()) {
@@ -173,13 +174,17 @@ class RankDryRun {
     if (exceeds(limit)) {
       return std::move(dry_run_);
     }
-    engine_.shorten_steps(true);
+    constexpr int64_t kFirstSteps = 2;  // micro-batches: the first and the last
+    engine_.shorten_steps(kFirstSteps);
     run_first_steps(engine_, batch_,
                     [this](int64_t index, bool collects) { step(index, collects); });
-    engine_.shorten_steps(false);
+    const ParallelLayout& layout = engine_.settings().strategy.layout;
+    constexpr int64_t kCounted = 3;  // and one between them
+    if (engine_.shorten_steps(layout.is_periodic() ? 0 : kCounted)) {
+      repeated_ = {1, 2, engine_.settings().step.gradient_accumulation_steps - kCounted};
+    }
     const StepPlan first = engine_.high_water();
-    const auto in_flight =
-        static_cast<size_t>(engine_.settings().strategy.layout.pipeline);  // at most
+    const auto in_flight = static_cast<size_t>(layout.pipeline);  // at most
     const size_t arenas = in_flight * first.saved_bytes + first.scratch_bytes;
     if (exceeds(limit) || limit - dry_run_.memory.total() < arenas) {
       engine_.reserve(first);
@@ -188,6 +193,7 @@ class RankDryRun {
       }
     }
     count_step(logged);
+    engine_.shorten_steps(0);
     engine_.evaluate(batch_);
     dry_run_.plan = engine_.high_water();
     engine_.reserve(dry_run_.plan);
@@ -263,12 +269,17 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
 
 }  // namespace
 
-StageRuns dry_run_stages(const EngineSettings& settings, int ranks_of_stage,
-                         const std::function<DryRunStep(int rank)>& of_rank) {
+StageRuns dry_run_stages(
+    const EngineSettings& settings, int ranks_of_stage,
+    const std::function<DryRunStep(const EngineSettings& settings, int rank)>& of_rank) {
   const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
   // A later stage of a zero-bubble schedule, or of one from a file, can store more than the one
   // before it.
   const bool each = !settings.strategy.layout.is_periodic();
+  EngineSettings in_order = settings;
+  if (each && stages > 1) {
+    in_order.strategy.layout.given_schedule = schedule_of(settings);
+  }
   StageRuns all;
   std::map<std::tuple<std::vector<int64_t>, bool, bool, int>, size_t> of_kind;
   for (int stage = 0; stage < stages; ++stage) {
@@ -281,7 +292,7 @@ StageRuns dry_run_stages(const EngineSettings& settings, int ranks_of_stage,
         {blocks, part.embeds, part.has_head, each ? stage : 0}, all.runs.size());
     all.of_stage.push_back(found->second);
     if (is_new) {
-      all.runs.push_back(of_rank(stage * ranks_of_stage));
+      all.runs.push_back(of_rank(in_order, stage * ranks_of_stage));
       all.runs.back().stage = stage;
       if (all.runs.back().memory.total() > all.largest_run().memory.total()) {
         all.largest = all.runs.size() - 1;

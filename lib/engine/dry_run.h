@@ -44,9 +44,10 @@ struct StageRuns {
 
 /// Makes a dry run of each kind of stage: of stages with equally many blocks in the middle the
 /// first one, which stores the most micro-batches. `of_rank`: of a rank, for which it is given the
-/// first one of a stage of `ranks_of_stage`.
-StageRuns dry_run_stages(const EngineSettings& settings, int ranks_of_stage,
-                         const std::function<DryRunStep(int rank)>& of_rank);
+/// first one of a stage of `ranks_of_stage`, and the settings with the order of the stages.
+StageRuns dry_run_stages(
+    const EngineSettings& settings, int ranks_of_stage,
+    const std::function<DryRunStep(const EngineSettings& settings, int rank)>& of_rank);
 
 /// Runs training steps, if the engine trains, of which the largest decide the memory, and one after
 /// a warm-up of experts' capacities the work, and evaluation batches of one of `ranks` on a meta

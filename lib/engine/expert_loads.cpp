@@ -9,6 +9,19 @@
 #include "engine/engine.h"
 
 namespace fp8train {
+namespace {
+
+/// Returns the rows that experts have computed in a step, in which `counted` of `layers` are
+/// trained.
+int64_t rows_of_step(Decoder& model, const EngineSettings& settings, int64_t counted,
+                     int64_t layers) {
+  const int64_t tokens = settings.rows_of_rank() / settings.strategy.layout.tensor;
+  return settings.step.decoder.moe.dropless ? model.take_dropless_rows()
+                                            : settings.step.gradient_accumulation_steps *
+                                                  model.expert_rows(tokens) * counted / layers;
+}
+
+}  // namespace
 
 std::vector<std::pair<size_t, std::vector<int64_t>>> ExpertLoads::percent_by_layer() const {
   std::vector<std::pair<size_t, std::vector<int64_t>>> layers;
@@ -32,6 +45,7 @@ void Engine::clear_step() {
   optimizer().clear_gradients(device_->stream());
   if (const View loads = model_.expert_loads(); !loads.empty()) {
     device_->fill_zero(loads.data, loads.bytes());
+    model_.take_dropless_rows();
   }
   if (double* const losses = model_.router_losses(); losses != nullptr) {
     device_->fill_zero(losses, 2 * sizeof(double));
@@ -117,9 +131,7 @@ ExpertLoads Engine::expert_loads() {
       own.most = std::max(own.most, static_cast<double>(most) / mean);
       own.least = std::min(own.least, static_cast<double>(least) / mean);
     }
-    own.rows = shape[0] * settings_.step.gradient_accumulation_steps *
-               model_.expert_rows(settings_.rows_of_rank() / settings_.strategy.layout.tensor) *
-               counted / shape[1];
+    own.rows = shape[0] * rows_of_step(model_, settings_, counted, shape[1]);
   }
   Sums all = own;
   all.choices = all.dropped = all.rows = 0;

@@ -122,23 +122,31 @@ PipelineStage::PipelineStage(Device& device, const EngineSettings& settings, Com
       gradients_ahead(step.splits ? scaling.make_stored_scales(ScalingPass::backward)
                                   : ScalingState::StoredScales{}) {}
 
-void Engine::shorten_steps(bool on) {
-  constexpr int64_t kOfShortStep = 2;  // the first and the last
+bool Engine::shorten_steps(int64_t micro_batches) {
   const ParallelLayout& layout = settings_.strategy.layout;
   if (stage_ == nullptr) {
-    return;
+    return false;
   }
   stage_->short_step.reset();
-  if (on && layout.is_periodic() && layout.schedule == ScheduleKind::one_forward_one_backward &&
-      stage_->step.micro_batches > kOfShortStep) {
-    const PipelineShape shape = layout.pipeline_shape(kOfShortStep);
-    StagePlan plan = plan_stage(make_schedule(layout.schedule, shape), shape,
-                                static_cast<size_t>(mesh().index(Axis::pipeline)),
+  if (micro_batches > 0 && layout.virtual_stages == 1 &&
+      stage_->step.micro_batches > micro_batches) {
+    const PipelineShape shape = layout.pipeline_shape(micro_batches);
+    std::vector<PipelineAction> actions;
+    for (int64_t i = 0; i < micro_batches; ++i) {
+      actions.insert(actions.end(), {{ActionKind::forward, 0, i}, {ActionKind::backward, 0, i}});
+      if (stage_->step.splits) {
+        actions.push_back({ActionKind::weight_gradient, 0, i});
+      }
+    }
+    const PipelineSchedule schedule = {
+        std::vector<std::vector<PipelineAction>>(static_cast<size_t>(shape.stages), actions)};
+    StagePlan plan = plan_stage(schedule, shape, static_cast<size_t>(mesh().index(Axis::pipeline)),
                                 mesh().group(Group::pipe)->in_stream_order());
     if (with_all({&plan, &stage_->step}) == stage_->step.memory) {
       stage_->short_step = std::move(plan);
     }
   }
+  return stage_->short_step.has_value();
 }
 
 void Engine::run_stage(const StagePlan& plan, const LoadBatch& load, StagePass pass) {

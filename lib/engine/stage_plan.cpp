@@ -27,7 +27,7 @@ class Planner {
 
   /// The receives of actions begin one action earlier or, in the order of a stream, as early as
   /// others send. What comes from one stage is received in the order in which it is sent.
-  void plan_receives(const std::vector<ScheduleCost::Input>& inputs, bool in_stream_order) {
+  void plan_receives(const std::vector<StageOrder::Input>& inputs, bool in_stream_order) {
     std::vector<std::pair<size_t, size_t>> positions;  // and actions, the last one first
     size_t earliest[2] = {plan_.actions.size(), plan_.actions.size()};
     for (size_t i = inputs.size(); i-- > 0;) {
@@ -45,7 +45,7 @@ class Planner {
     }
   }
 
-  /// `begun`: begun_when_read() of the actions; empty: memory of results is used again by the next
+  /// `begun`: StageOrder::begun_when_read; empty: memory of results is used again by the next
   /// pass of the kind, which waits until they are received.
   StagePlan make(const std::vector<size_t>& begun = {}) {
     const auto begun_at = [&](size_t i) { return begun.empty() ? size_t{0} : begun[i]; };
@@ -152,12 +152,12 @@ void StageMemory::enlarge(const StageMemory& other) {
 
 StagePlan plan_stage(const PipelineSchedule& schedule, const PipelineShape& shape, size_t stage,
                      bool in_stream_order, bool any_order) {
-  const ScheduleCost cost = check_schedule(schedule, shape);
-  const std::vector<size_t> begun =
-      any_order ? begun_when_read(schedule, shape, stage) : std::vector<size_t>();
+  check_schedule(schedule, shape);
+  const StageOrder order = order_of_stage(schedule, shape, stage);
+  const std::vector<size_t> begun = any_order ? order.begun_when_read : std::vector<size_t>();
   const auto planned = [&](bool in_order) {
     Planner planner(schedule.of_stage[stage], shape, stage);
-    planner.plan_receives(cost.inputs[stage], in_order);
+    planner.plan_receives(order.inputs, in_order);
     return planner.make(begun);
   };
   StagePlan plan = planned(in_stream_order);
@@ -175,7 +175,7 @@ StagePlan plan_micro_batch(PipelineShape shape, size_t stage, bool trains) {
   for (int chunk = shape.chunks; trains && chunk-- > 0;) {
     actions.push_back({ActionKind::backward, chunk, 0});
   }
-  std::vector<ScheduleCost::Input> inputs;
+  std::vector<StageOrder::Input> inputs;
   const bool is_first = stage == 0;
   const bool is_last = stage + 1 == static_cast<size_t>(shape.stages);
   for (size_t i = 0; i < actions.size(); ++i) {

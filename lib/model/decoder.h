@@ -166,6 +166,8 @@ class Decoder {
   void enter_step(int64_t step);
   /// Returns the rows that the experts of this part have for a micro-batch of `tokens`.
   int64_t expert_rows(int64_t tokens);
+  /// Returns those of dropless mixtures in all backward passes since the last call.
+  int64_t take_dropless_rows();
   /// Moves the biases of routers, or this rank's parts of them. loads: those of all ranks with the
   /// same blocks, [ranks, blocks, E + 1].
   void balance_experts(const Stream& stream, ConstView loads, float rate, const int32_t* skip);

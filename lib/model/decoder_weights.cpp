@@ -105,6 +105,14 @@ int64_t Decoder::expert_rows(int64_t tokens) {
   return rows;
 }
 
+int64_t Decoder::take_dropless_rows() {
+  int64_t rows = 0;
+  for (Block& block : blocks_) {
+    rows += block.moe() == nullptr ? 0 : block.moe()->take_dropless_rows();
+  }
+  return rows;
+}
+
 void Decoder::balance_experts(const Stream& stream, ConstView loads, float rate,
                               const int32_t* skip) {
   int64_t layer = 0;

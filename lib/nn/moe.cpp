@@ -72,8 +72,8 @@ void for_each_expert(const StepContext& context, const std::vector<Mlp>& experts
   }
 }
 
-/// Of a dropless expert a multiple: tiles of scales have as many rows, and tensors of experts need
-/// no more memory than one of all their rows, since arenas align none of them up.
+/// Of a dropless expert that is trained a multiple: tiles of scales have as many rows, and tensors
+/// of experts need no more memory than one of all their rows, since arenas align none of them up.
 constexpr int64_t kAlignedRows = 128;
 
 constexpr int64_t kUntrainedRows = 256;  // that no expert drops any of, in a pass without training
@@ -116,9 +116,6 @@ Moe::Moe(const MoeShape& shape, const MoeSettings& settings, Router router,
       experts_(std::move(experts)),
       shared_(std::move(shared)),
       dispatch_(dispatch.format) {
-  if (settings_.dropless) {
-    multiple_ = kAlignedRows;
-  }
   for (const Mlp& expert : experts_) {
     for (const Linear* linear : {&expert.up(), &expert.down()}) {
       multiple_ = std::max(multiple_, linear->plan().wgrad.k_multiple());
@@ -130,9 +127,14 @@ Moe::Moe(const MoeShape& shape, const MoeSettings& settings, Router router,
   experts_.erase(experts_.begin(), first);
 }
 
+DroplessRows Moe::dropless(int64_t rows, bool trains) const {
+  return {shape_.experts, shape_.per_token, rows,
+          trains ? std::max(multiple_, kAlignedRows) : multiple_};
+}
+
 int64_t Moe::capacity(int64_t rows, bool trains) const {
   if (settings_.dropless) {
-    return dropless(rows).largest();
+    return dropless(rows, trains).largest();
   }
   const double mean =
       static_cast<double>(shape_.per_token * rows) / static_cast<double>(shape_.experts);
@@ -146,7 +148,8 @@ int64_t Moe::capacity(int64_t rows, bool trains) const {
 }
 
 int64_t Moe::slots(int64_t rows, bool trains) const {
-  return settings_.dropless ? dropless(rows).bound() : shape_.experts * capacity(rows, trains);
+  return settings_.dropless ? dropless(rows, trains).bound()
+                            : shape_.experts * capacity(rows, trains);
 }
 
 InputTensor Moe::allocate_input(const StepContext& context, const View& y) const {
@@ -180,7 +183,7 @@ View Moe::find_begins(const StepContext& context, Saved& saved) const {
     }
     return {};
   }
-  const DroplessRows own = dropless(saved.chosen.shape.rows());
+  const DroplessRows own = dropless(saved.chosen.shape.rows(), context.training);
   const View counts = allocate(*context.scratch, DType::f32, {1, shape_.experts});
   ops::count_choices(context.stream, saved.chosen, counts);
   std::vector<float> tokens(static_cast<size_t>(shape_.experts));
@@ -355,6 +358,7 @@ View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t b
 void Moe::backward(const StepContext& context, ConstView dy, View dx, int64_t batch,
                    Saved& saved) const {
   ArenaScope scope(*context.scratch);
+  dropless_rows_ += settings_.dropless ? saved.begins.back() : 0;
   const View dx_of_router = backward_of_router(context, dy, batch, saved);
   if (shared_) {
     shared_->backward(context, dy, dx, saved.shared);

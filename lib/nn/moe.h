@@ -90,6 +90,9 @@ class Moe {
 
   /// Sets the capacity of training passes in a step, from 0.
   void enter_step(int64_t step) { warms_up_ = settings_.warms_up(step); }
+  /// Returns the rows of all experts of a dropless mixture in the backward passes since the last
+  /// call.
+  int64_t take_dropless_rows() { return std::exchange(dropless_rows_, 0); }
   /// Returns the rows of an expert for the `rows` tokens of a rank, in this step; of a dropless
   /// mixture those that no expert has more of.
   int64_t capacity(int64_t rows, bool trains) const;
@@ -98,9 +101,7 @@ class Moe {
 
  private:
   void choose(const StepContext& context, Saved& saved) const;
-  DroplessRows dropless(int64_t rows) const {
-    return {shape_.experts, shape_.per_token, rows, multiple_};
-  }
+  DroplessRows dropless(int64_t rows, bool trains) const;
   View find_begins(const StepContext& context, Saved& saved) const;
   Arena& memory_of_inputs(const StepContext& context) const;
   void send(const StepContext& context, const View& rows) const;
@@ -129,6 +130,7 @@ class Moe {
   SavedFormat dispatch_;
   int64_t multiple_ = 16;  ///< of a capacity
   bool warms_up_ = false;
+  mutable int64_t dropless_rows_ = 0;
   View loads_, untrained_loads_;
   double* losses_ = nullptr;
 };

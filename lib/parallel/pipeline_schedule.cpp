@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -66,9 +65,9 @@ int64_t most_held(const std::vector<PipelineAction>& actions, bool splits) {
 }
 
 /// `starts`: of the actions.
-std::vector<ScheduleCost::Input> inputs_of(int stage, const std::vector<PipelineAction>& actions,
-                                           const std::vector<double>& starts,
-                                           const PassOutputs& outputs) {
+std::vector<StageOrder::Input> inputs_of(int stage, const std::vector<PipelineAction>& actions,
+                                         const std::vector<double>& starts,
+                                         const PassOutputs& outputs) {
   std::map<double, std::vector<size_t>> readers;  // by the time at which their input is sent
   for (size_t i = 0; i < actions.size(); ++i) {
     const double sent = outputs.input(stage, actions[i]);
@@ -76,7 +75,7 @@ std::vector<ScheduleCost::Input> inputs_of(int stage, const std::vector<Pipeline
       readers[sent].push_back(i);
     }
   }
-  std::vector<ScheduleCost::Input> inputs;
+  std::vector<StageOrder::Input> inputs;
   for (const auto& [sent, of_time] : readers) {
     const auto begun = std::ranges::lower_bound(starts, sent) - starts.begin();
     for (const size_t action : of_time) {
@@ -188,35 +187,43 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
   cost.bubble = (whole - most) / most;
   for (size_t s = 0; s < stages.size(); ++s) {
     cost.idle.push_back(1.0 - run.work[s] / whole);
-    cost.inputs.push_back(inputs_of(static_cast<int>(s), stages[s], run.starts[s], run.outputs));
   }
   cost.work = std::move(run.work);
   cost.ends = std::move(run.ends);
   return cost;
 }
 
-std::vector<size_t> begun_when_read(const PipelineSchedule& schedule, const PipelineShape& shape,
-                                    size_t stage) {
+StageOrder order_of_stage(const PipelineSchedule& schedule, const PipelineShape& shape,
+                          size_t stage) {
   const int parts = shape.stages * shape.chunks;
   const PaperRun run =
       run_on_paper(schedule, shape, std::vector<ActionTimes>(static_cast<size_t>(parts)));
-  std::map<std::tuple<ActionKind, int, int64_t>, double> starts;  // of passes, by their part
+  const auto part_of = [&](size_t s, const PipelineAction& action) {
+    return action.chunk * shape.stages + static_cast<int>(s);
+  };
+  const auto index = [&](ActionKind kind, int part, int64_t micro_batch) {
+    const int64_t pass = static_cast<int64_t>(kind) * parts + part;
+    return static_cast<size_t>(pass * shape.micro_batches + micro_batch);
+  };
+  std::vector<double> starts(index(ActionKind::weight_gradient, parts, 0));
   for (size_t s = 0; s < schedule.of_stage.size(); ++s) {
     for (size_t i = 0; i < schedule.of_stage[s].size(); ++i) {
-      const auto& [kind, chunk, micro_batch] = schedule.of_stage[s][i];
-      starts[{kind, chunk * shape.stages + static_cast<int>(s), micro_batch}] = run.starts[s][i];
+      const PipelineAction& action = schedule.of_stage[s][i];
+      starts[index(action.kind, part_of(s, action), action.micro_batch)] = run.starts[s][i];
     }
   }
+  const std::vector<PipelineAction>& actions = schedule.of_stage[stage];
   const std::vector<double>& own = run.starts[stage];
-  std::vector<size_t> begun;
-  for (const auto& [kind, chunk, micro_batch] : schedule.of_stage[stage]) {
-    const int part = chunk * shape.stages + static_cast<int>(stage);
-    const int reader = part + (kind == ActionKind::forward ? 1 : -1);
-    const bool is_read = kind != ActionKind::weight_gradient && reader >= 0 && reader < parts;
-    const double start = is_read ? starts.at({kind, reader, micro_batch}) : 0.0;
-    begun.push_back(static_cast<size_t>(std::ranges::lower_bound(own, start) - own.begin()));
+  StageOrder order = {inputs_of(static_cast<int>(stage), actions, own, run.outputs), {}};
+  for (const PipelineAction& action : actions) {
+    const int reader = part_of(stage, action) + (action.kind == ActionKind::forward ? 1 : -1);
+    const bool is_read =
+        action.kind != ActionKind::weight_gradient && reader >= 0 && reader < parts;
+    const double start = is_read ? starts[index(action.kind, reader, action.micro_batch)] : 0.0;
+    order.begun_when_read.push_back(
+        static_cast<size_t>(std::ranges::lower_bound(own, start) - own.begin()));
   }
-  return begun;
+  return order;
 }
 
 }  // namespace fp8train

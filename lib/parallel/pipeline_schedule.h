@@ -68,13 +68,20 @@ struct ScheduleCost {
   std::vector<double> work;   ///< time of each stage's actions
   std::vector<double> ends;   ///< time at which each stage ends
   std::vector<double> idle;   ///< share of the step in which a stage waits
-  /// A message to a stage: the number of the action that reads it, and how many actions the stage
+};
+
+/// When a stage sends and receives, if all passes take as long.
+struct StageOrder {
+  /// A message to the stage: the number of the action that reads it, and how many actions the stage
   /// begins before it is sent. Where stages receive no later, messages that wait for all before
   /// them wait for each other in no circle.
   struct Input {
     size_t action = 0, begun = 0;
   };
-  std::vector<std::vector<Input>> inputs;  ///< of each stage, in the order in which they are sent
+  std::vector<Input> inputs;  ///< in the order in which they are sent
+  /// For each action, how many actions of the stage begin before another stage begins the one that
+  /// reads the result. 0: none reads it.
+  std::vector<size_t> begun_when_read;
 };
 
 /// Makes a schedule. The first two kinds have the bubbles (stages - 1) / (chunks * micro_batches)
@@ -92,10 +99,9 @@ PipelineSchedule make_schedule(ScheduleKind kind, const PipelineShape& shape,
 ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShape& shape,
                             const std::vector<ActionTimes>& of_parts = {});
 
-/// Returns for each action of a stage how many of its actions begin before another stage begins the
-/// one that reads the result, if all passes take as long. 0: none reads it.
-std::vector<size_t> begun_when_read(const PipelineSchedule& schedule, const PipelineShape& shape,
-                                    size_t stage);
+/// Returns the order of a stage. `schedule`: one that check_schedule() accepts.
+StageOrder order_of_stage(const PipelineSchedule& schedule, const PipelineShape& shape,
+                          size_t stage);
 
 /// "F3": forward of micro-batch 3; "B3.1": backward of chunk 1; "W3": weight gradients.
 std::string text_of(const PipelineAction& action);

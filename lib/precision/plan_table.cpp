@@ -168,11 +168,13 @@ PlanRequest request_of(const PrecisionPlan& plan) {
 }
 
 std::vector<PlanColumn> plan_columns(const PrecisionPlan& plan) {
+  const bool is_head_exempt = !has_scaled_gemms(plan) || plan.exemptions.head.value_or(true);
   const bool alike = plan.evaluate_scaled || !(has_scaled_gemms(plan) || plan.forward_reads_saved);
   const std::string in_forward = plan.forward_reads_saved ? ", also read by forward" : "";
   return {{"fprop x, w", gemm_text(plan.fprop)},
           {"dgrad dy, w", gemm_text(plan.dgrad)},
           {"wgrad dy, x", gemm_text(plan.wgrad)},
+          {"output head", std::string(is_head_exempt ? name_of(plan.activation) : "like others")},
           {"attention", attention_text(plan)},
           {"saved activation", describe(plan.saved_activation)},
           {"saved norm input", describe(plan.saved_norm) + in_forward},

@@ -151,7 +151,7 @@ void ScalingState::load(const std::vector<SavedTensor>& tensors) {
                        find(fmt::format("scaling.{}.{}", earlier.group, part), shape)) {
           tensor.values = column_of(all->values, earlier.column, earlier.columns);
         } else {
-          throw CheckpointError(
+          throw OtherScales(
               "the checkpoint has no " + tensor.name +
               " of the shape that this run's precision plan and model ask for; resume "
               "with the plan it was saved with, or start from its weights (model.from)");

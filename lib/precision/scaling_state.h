@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "device/device.h"
 #include "ops/cast/quantize.h"
 #include "tensor/encoded.h"
@@ -22,6 +23,11 @@ struct CastSample {
   double signal;  ///< sum of x^2
   double noise;   ///< sum of (x - codes / scale)^2
   float amax;     ///< max |x|
+};
+
+/// The scales of a checkpoint are of another plan: other slots, or histories of another length.
+class OtherScales : public CheckpointError {
+  using CheckpointError::CheckpointError;
 };
 
 /// The scale of one tensor and its history; pointers are device memory, valid once
@@ -173,7 +179,8 @@ class ScalingState {
   /// an empty text. `tensors` are those of save(), in its order, with any values.
   std::string impossible_value(const std::vector<SavedTensor>& tensors) const;
   /// Sets the state that save() returned, or that of earlier versions: "scaling.0.scale" [slots].
-  /// Throws CheckpointError when a tensor is missing, has another shape or an impossible value.
+  /// Throws OtherScales when a tensor is missing or has another shape, and CheckpointError for an
+  /// impossible value.
   void load(const std::vector<SavedTensor>& tensors);
 
  private:

@@ -1,6 +1,7 @@
 // The stages of a run in which different plans scale (precision.schedule).
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 
@@ -27,15 +28,20 @@ std::vector<std::pair<const char*, std::string>> stored_roles(const PrecisionPla
 void check_stored_alike(const PrecisionPlan& run, const PrecisionPlan& stage) {
   const auto of_run = stored_roles(run);
   const auto of_stage = stored_roles(stage);
+  std::vector<std::string> differ, keys;
   for (size_t i = 0; i < of_run.size(); ++i) {
     const auto& [role, text] = of_run[i];
     if (text != of_stage[i].second) {
-      throw KeyError(
-          "precision.schedule",
-          fmt::format(": '{}' has {} in '{}', the run's plan '{}' in '{}': what is stored and sent "
-                      "cannot change during a run; set precision.{} to one of them for all stages",
-                      stage.name, role, of_stage[i].second, run.name, text, role));
+      differ.push_back(fmt::format("{} in '{}' and not '{}'", role, of_stage[i].second, text));
+      keys.push_back(fmt::format("precision.{}", role));
     }
+  }
+  if (!keys.empty()) {
+    throw KeyError(
+        "precision.schedule",
+        fmt::format(": '{}' has {}, unlike the run's plan '{}': what is stored and sent cannot "
+                    "change during a run; set {} to one of the two for all stages",
+                    stage.name, fmt::join(differ, ", "), run.name, fmt::join(keys, ", ")));
   }
   if (run.dynamic_loss_scaling != stage.dynamic_loss_scaling) {
     throw KeyError("precision.schedule",

@@ -50,7 +50,7 @@ StageRuns largest_stage_runs(const Session& session, const DryRunOfRank& of_rank
   StageRuns largest;
   for (size_t i = 0; i < session.stages.size(); ++i) {
     const EngineSettings engine = session.engine_of(i);
-    StageRuns runs = dry_run_stages(engine, ranks, [&](int rank) { return of_rank(engine, rank); });
+    StageRuns runs = dry_run_stages(engine, ranks, of_rank);
     if (i == 0 || runs.largest_run().memory.total() > largest.largest_run().memory.total()) {
       largest = std::move(runs);
       largest.largest_run().plan_name = session.stages[i].plan.name;

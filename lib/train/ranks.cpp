@@ -1,18 +1,24 @@
 #include "train/ranks.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <string_view>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/flight_recorder.h"
 #include "base/key_error.h"
+#include "base/text.h"
+#include "config/show.h"
 
 namespace fp8train {
 namespace {
@@ -36,19 +42,61 @@ class SectionTimeout {
   double before_;
 };
 
-}  // namespace
-
-void agree_on_run(Communicator& comm, const std::string& description) {
-  const auto mine = static_cast<uint64_t>(std::hash<std::string>{}(description));
-  const std::vector<uint64_t> all = comm.all_gather_values(mine);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank] != all[0]) {
-      throw ConfigError(fmt::format(
-          "rank {} was started with other settings, data or another version of the program than "
-          "rank 0: all nodes must see the same files and the same environment",
-          rank));
+/// Returns the facts in which a rank differs from rank 0: "optimizer.lr: 0.001 -> 0.002; ...".
+std::string differences(const RunFacts& of_first, const RunFacts& other) {
+  constexpr size_t kShown = 8;
+  std::vector<std::string> found = changed_settings(of_first.settings, other.settings, true);
+  for (const auto& [name, first, second] :
+       {std::tuple("version of the program", &of_first.version, &other.version),
+        {"tokens of data.train", &of_first.data, &other.data}}) {
+    if (*first != *second) {
+      found.push_back(fmt::format("{}: {} -> {}", name, *first, *second));
     }
   }
+  if (of_first.schedule != other.schedule) {
+    found.emplace_back("the content of parallelism.schedule_file");
+  }
+  const size_t more = found.size() - std::min(found.size(), kShown);
+  found.resize(found.size() - more);
+  return fmt::format("{}{}", fmt::join(found, "; "),
+                     more > 0 ? fmt::format("; and {} more", more) : "");
+}
+
+/// Returns the texts of two ranks. Collective.
+std::pair<std::string, std::string> texts_of(Communicator& comm, const std::string& mine,
+                                             size_t one, size_t other) {
+  const std::vector<size_t> sizes = comm.all_gather_values(mine.size());
+  const size_t longest = *std::ranges::max_element(sizes);
+  std::string padded = mine;
+  padded.resize(longest);
+  std::string all(longest * sizes.size(), '\0');
+  comm.all_gather(Communicator::host_stream(), padded.data(), all.data(), longest).wait();
+  return {all.substr(one * longest, sizes[one]), all.substr(other * longest, sizes[other])};
+}
+
+RunFacts facts_in(const std::string& text) {
+  std::vector<std::string> parts = split(text, '\0');
+  parts.resize(4);
+  return {parts[0], parts[1], parts[2], parts[3]};
+}
+
+}  // namespace
+
+void agree_on_run(Communicator& comm, const RunFacts& mine) {
+  constexpr std::string_view kEnd("\0", 1);
+  const std::string text = fmt::format("{1}{0}{2}{0}{3}{0}{4}", kEnd, mine.settings, mine.version,
+                                       mine.data, mine.schedule);
+  const std::vector<size_t> all = comm.all_gather_values(std::hash<std::string>{}(text));
+  const auto differs = std::ranges::find_if(all, [&](size_t hash) { return hash != all[0]; });
+  if (differs == all.end()) {
+    return;
+  }
+  const auto rank = static_cast<size_t>(differs - all.begin());
+  const auto [of_first, other] = texts_of(comm, text, 0, rank);
+  throw ConfigError(fmt::format(
+      "rank {0} was started with other settings, data or another version of the program than "
+      "rank 0: all nodes must see the same files and the same environment; rank 0 -> rank {0}: {1}",
+      rank, differences(facts_in(of_first), facts_in(other))));
 }
 
 void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& where) {

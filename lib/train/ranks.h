@@ -14,9 +14,17 @@
 
 namespace fp8train {
 
-/// Throws ConfigError, on all ranks, when ranks differ in `description`: settings, data, version of
-/// the program.
-void agree_on_run(Communicator& comm, const std::string& description);
+/// The facts that the ranks of a run have alike.
+struct RunFacts {
+  std::string settings;       ///< RunRequest::resolved_yaml
+  std::string version;        ///< of the program
+  std::string data = {};      ///< the fingerprint of the training data
+  std::string schedule = {};  ///< the text of parallelism.schedule_file
+};
+
+/// Throws ConfigError, on all ranks, when ranks differ in a fact. The message names the settings
+/// that differ, and their values.
+void agree_on_run(Communicator& comm, const RunFacts& mine);
 
 /// Checks that all ranks, each of which has read its state itself, continue from the same step.
 /// Throws CheckpointError, on all ranks, if they do not. `where` is the folder of checkpoints, for

@@ -545,7 +545,7 @@ RunOutcome train_on_ranks(const RunRequest& request, Communicator& comm) {
     }
   };
   return with_report([&] {
-    agree_on_run(comm, request.resolved_yaml + request.version);  // before they go separate ways
+    agree_on_run(comm, {request.resolved_yaml, request.version});  // before they go separate ways
     RunOutcome outcome = RunOutcome::finished;
     {
       RankDevice rank_device = take_device(request.settings, comm);

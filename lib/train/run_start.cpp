@@ -97,17 +97,20 @@ FoundStart find_older_start(const std::filesystem::path& checkpoints, const Foun
 
 namespace {
 
-/// Plans the memory of this rank, which fits, and returns the plan of the first stage.
-StepPlan plan_memory(const RunParts& parts) {
-  const Device& device = *parts.rank_device->device;
-  const auto dry_run_of = [&](const EngineSettings& engine) {
-    return dry_run_step(engine, device, parts.comm->topology(), parts.comm->rank());
-  };
-  const DryRunStep dry_run = largest_stage(parts.session, dry_run_of);
-  const RankMemory memory = memory_here(device, parts.comm->local_size());
+DryRunStep dry_run_of(const EngineSettings& engine, const Communicator& comm,
+                      const RankDevice& rank_device) {
+  return dry_run_step(engine, *rank_device.device, comm.topology(), comm.rank());
+}
+
+/// Reports the memory of this rank, which fits, and returns the plan of the first stage. `dry_run`:
+/// of the largest one.
+StepPlan plan_memory(const RunParts& parts, const DryRunStep& dry_run) {
+  const RankMemory memory = memory_here(*parts.rank_device->device, parts.comm->local_size());
   parts.listener->planned(parts, memory, dry_run);
   check_fits(memory, memory_of_run(dry_run, memory.is_host));
-  return parts.session.stages.size() == 1 ? dry_run.plan : dry_run_of(parts.session.engine).plan;
+  return parts.session.stages.size() == 1
+             ? dry_run.plan
+             : dry_run_of(parts.session.engine, *parts.comm, *parts.rank_device).plan;
 }
 
 RunListener silent;
@@ -119,24 +122,30 @@ RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevi
     return mesh_shape(request.settings.parallelism.layout, comm.topology());
   });
   const Mesh mesh(shape, comm.rank(), nullptr);
+  const Stopwatch since_start;
+  Session opened = open_session(request.settings, true, comm.size());
+  section_advances();
+  agree_on_run(comm, {request.resolved_yaml, request.version, opened.data.train.fingerprint(),
+                      text_of(opened.engine.strategy.layout.given_schedule)});
+  const int64_t threads = configure_threads(opened.settings.threads, ranks_on_these_cores(comm));
+  const DryRunStep dry_run = largest_stage(opened, [&](const EngineSettings& engine) {
+    return dry_run_of(engine, comm, rank_device);  // a refused layout leaves no folder
+  });
   RunParts parts = {
-      .since_start = {},
+      .since_start = since_start,
       .comm = &comm,
       .rank_device = &rank_device,
-      .session = open_session(request.settings, true, comm.size()),
+      .session = std::move(opened),
       .records = RunRecords(request.settings.output_dir, mesh.leads()),
       .listener = mesh.leads() && request.listener != nullptr ? request.listener : &silent,
       .earlier_config = {},
+      .threads = threads,
       .found = {},
       .plan = {}};
   Session& session = parts.session;
   const RunDirectory& directory = parts.records.directory();
   parts.listener->opened(directory);
-  section_advances();
-  agree_on_run(comm, request.resolved_yaml + request.version + session.data.train.fingerprint() +
-                         text_of(session.engine.strategy.layout.given_schedule));
   check_shared_folder(comm, directory.root);
-  parts.threads = configure_threads(session.settings.threads, ranks_on_these_cores(comm));
   parts.earlier_config = earlier_config(directory);
   if (mesh.leads()) {
     open_log_file(directory.log().string());
@@ -149,7 +158,7 @@ RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevi
   parts.listener->noted(session);
   parts.found = find_start(session, directory.checkpoints(), comm, Verify::sizes);
   session.enter_stage(session.stage_after(parts.found.step));
-  parts.plan = plan_memory(parts);
+  parts.plan = plan_memory(parts, dry_run);
   if (mesh.leads()) {
     begin_data_record(session, directory.data_hashes());
     const FileHashes& hashes = session.data_record->hashes();

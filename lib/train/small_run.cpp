@@ -42,9 +42,11 @@ Topology reduce_layout(StrategySettings& strategy, const Topology& ranks) {
   ParallelLayout& layout = strategy.layout;
   const int64_t data = mesh_shape(layout, ranks).data;
   const bool groups = strategy.shard_ranks != 0 && data >= 4;
+  const bool divides_experts = layout.expert > 1;
+  const bool repeats_experts =
+      divides_experts && data * layout.context * layout.tensor > layout.expert;
   layout.context = reduced(layout.context, 2);
   const int others = (layout.pipeline > 1 ? 1 : 0) + (layout.context > 1 ? 1 : 0);
-  const bool divides_experts = layout.expert > 1;
   layout.tensor = reduced(layout.tensor, divides_experts ? 2 : 8 >> others);
   layout.tensor_parts = std::min(layout.tensor_parts, 2 * layout.tensor);
   layout.pipeline = std::min<int64_t>(layout.pipeline, layout.tensor * layout.context > 2 ? 2 : 4);
@@ -58,8 +60,9 @@ Topology reduce_layout(StrategySettings& strategy, const Topology& ranks) {
   }
   strategy.shard_ranks = groups ? 2 : 0;
   strategy.bucket_bytes = std::min(strategy.bucket_bytes, int64_t{1} << 20);
-  const auto all = static_cast<int>(std::min<int64_t>(data, groups ? 4 : 2) * layout.tensor *
-                                    layout.pipeline * layout.context);
+  const bool needs_four = repeats_experts && layout.tensor * layout.context < layout.expert;
+  const auto all = static_cast<int>(std::min<int64_t>(data, groups || needs_four ? 4 : 2) *
+                                    layout.tensor * layout.pipeline * layout.context);
   if (all == 1 && ranks.size() > 1) {
     throw ConfigError(
         fmt::format("parallelism.tensor is {}, and no smaller number of ranks divides it: there "

@@ -165,6 +165,10 @@ TEST_CASE("files of a tokenizer that give a key twice, or name no tokens, are re
   };
   CHECK_THAT(refusal(model + "}", R"(["<s>"])"),
              Contains("tokenizer_config.json: expected an object, and this is array"));
+  for (const char* broken : {"{", "", "[]"}) {  // next to our own file, which it does not change
+    CHECK_THAT(refusal(make_byte_tokenizer()->to_json(), broken),
+               Contains((dir / "tokenizer_config.json").string()));
+  }
   CHECK_THAT(refusal(model + "}", R"({"eos_token": "a", "eos_token": "<s>"})"),
              Contains("tokenizer_config.json") && Contains("eos_token"));
   CHECK_THAT(

@@ -42,6 +42,20 @@ TEST_CASE("what cannot be switched in a run is refused in words") {
   CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0, "msamp-o2"}}),
              Contains("precision.schedule: 'msamp-o2' has weight in") &&
                  Contains("cannot change during a run; set precision.weight"));
+  // All roles at once: with these set there is nothing more to refuse.
+  PlanRequest both;
+  both.plan = "te-current";
+  both.schedule = {{0.5, "te-current"}, {0, "msamp-o2"}};
+  const std::string refused = message_of<ConfigError>([&] { resolve_plan(both); });
+  for (const Role& role : plan_roles()) {
+    if (refused.find(std::string("precision.") + role.name) != std::string::npos) {
+      const PrecisionPlan run = plan_named("te-current");
+      both.roles.*role.requested = role.format != nullptr ? describe(run.*role.format)
+                                   : role.name == std::string_view("weight") ? describe(run.weight)
+                                                                             : "none";
+    }
+  }
+  CHECK_NOTHROW(resolve_plan(both));
   CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0, "fp32"}}),
              Contains("'fp32' has activations in fp32"));
   CHECK_THAT(refusal_of("te-current", {{0.5, "te-curent"}, {0, "bf16"}}),

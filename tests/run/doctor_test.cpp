@@ -60,13 +60,23 @@ TEST_CASE("a variable with a value that runs refuse is a problem") {
         .at("variables");
   };
   CHECK(variables_with({"FP8TRAIN_CPU_PACK=1", "FP8TRAIN_CPU_GEMM=fp32"}).at("health") == "ok");
-  for (const char* wrong : {"FP8TRAIN_CPU_PACK=yes", "FP8TRAIN_CPU_GEMM=fp16"}) {
+  CHECK(variables_with({"FP8TRAIN_SET=training.max_steps=4;optimizer.lr=1e-3"}).at("health") ==
+        "ok");
+  CHECK(variables_with({"FP8TRAIN_SET=parallelism.schedule_file=f"}).at("health") == "ok");
+  for (const char* wrong :
+       {"FP8TRAIN_CPU_PACK=yes", "FP8TRAIN_CPU_GEMM=fp16", "FP8TRAIN_CPU_ISA=sse"}) {
     const json found = variables_with({wrong});
     CHECK(found.at("health") == "problem");
     CHECK_THAT(found.at("text").get<std::string>(), Catch::Contains(wrong));
-    CHECK_THAT(found.at("fix").get<std::string>(),
-               Catch::Contains(std::string(wrong).substr(0, 17) + " to "));
+    CHECK_THAT(
+        found.at("fix").get<std::string>(),
+        Catch::Contains(std::string(wrong).substr(0, std::string(wrong).find('=')) + " to "));
   }
+  const json found = variables_with({"FP8TRAIN_SET=devic=cpu;optimizer.lr=-1"});
+  CHECK(found.at("health") == "problem");
+  CHECK(found.at("fix") ==
+        "FP8TRAIN_SET devic=cpu: devic: unknown key; did you mean \"device\"?; FP8TRAIN_SET "
+        "optimizer.lr=-1: optimizer.lr: expected a number > 0, got \"-1\"");
 }
 
 TEST_CASE("limits of the shell are seen") {

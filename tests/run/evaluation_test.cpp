@@ -103,6 +103,26 @@ TEST_CASE("eval says what its options are for, and what does not fit") {
   CHECK_THAT(delayed, Contains("te-delayed: 8 questions, acc "));
 }
 
+TEST_CASE("a plan with other histories than the checkpoint's begins its scales anew") {
+  const TextFolder folder;
+  expect_code(
+      0, folder.path(),
+      {"model.preset=toy", "data.train=text.txt", "data.seq_length=32", "training.max_steps=2",
+       "precision.plan=te-delayed", "fp8.amax_history_len=4", "device=cpu", "output_dir=run"});
+  const auto loss = [&](const char* plan, const Words& more = {}) {
+    Words words = {"eval", "run", "--data", "text.txt", "--plan", plan, "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = expect_code(0, folder.path(), words);
+    CHECK((outcome.err.find("step-000002: its scales are of a plan with other histories") !=
+           std::string::npos) == (plan != std::string("bf16")));
+    return nlohmann::json::parse(outcome.out).at("loss").get<double>();
+  };
+  CHECK(loss("te-delayed") == Approx(loss("bf16")).epsilon(5e-3));
+  CHECK(loss("te-delayed", {"--calibrate", "1"}) != loss("te-delayed", {"--calibrate", "0"}));
+  CHECK_THAT(expect_code(2, folder.path(), {"generate", "run", "--plan", "te-delayed"}).err,
+             Contains("holds no scales for it"));
+}
+
 TEST_CASE("of a prepared folder the validation files are evaluated") {
   const TempDir dir;
   expect_code(0, dir.path(),

@@ -364,6 +364,9 @@ TEST_CASE("explain: only the roles that differ from another plan") {
   CHECK_THAT(
       expect_code(2, where.path(), words).err,
       Catch::Contains("error: --diff: no plan 'te-block'") && Catch::Contains("te-blockwise"));
+  words[3] = "fp8-fast";
+  words.back() = "precision.plan=te-delayed";
+  CHECK_THAT(expect_code(0, where.path(), words).out, Catch::Contains("output head\n"));
 }
 
 TEST_CASE("the table of plans in the documentation is the one that explain prints") {

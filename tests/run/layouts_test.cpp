@@ -257,6 +257,10 @@ TEST_CASE("layouts takes a GPU by name, and a global batch that ranks can share"
                  .out,
              Contains("not tried: 8, 16 replicas of the model, among which the step's 20 sequences "
                       "cannot be divided"));
+  const Words in_order = {"model.num_hidden_layers=2", "training.micro_batch_size=1",
+                          "parallelism.pipeline=2", "parallelism.schedule_file=absent.txt"};
+  CHECK_THAT(expect_code(0, folder.path(), command("layouts", in_order, "2")).out,
+             Contains("parallelism.schedule_file is not read"));
 }
 
 }  // namespace fp8train::test

@@ -168,6 +168,32 @@ TEST_CASE("a run continues under other pipeline schedules, and on one rank: the 
   }
 }
 
+TEST_CASE("what ranks refuse before they train leaves no folder") {
+  const TextFolder folder;
+  fs::create_directory(folder / "other");
+  fs::copy_file(folder / "text.txt", folder / "other" / "text.txt");
+  write_file(folder / "order.txt", "stage 0: F0 F1 B0 B1\nstage 1: F0 B0 F1 B1\n");
+  write_file(folder / "other" / "order.txt", "stage 0: F0 B0 F1 B1\nstage 1: F0 B0 F1 B1\n");
+  Words launcher = mpirun(2);
+  launcher.insert(
+      launcher.end(),
+      {"/bin/sh", "-c", "test $OMPI_COMM_WORLD_RANK = 0 || cd other; exec \"$0\" \"$@\""});
+  Words words = command("run", "te-delayed", "parallelism.pipeline=2");
+  words.insert(words.end(),
+               {"precision.plan=te-delayed", "precision.schedule=[]",
+                "training.global_batch_size=4", "parallelism.schedule_file=order.txt"});
+  const Outcome outcome = Process(folder.path(), words, kEnvironment, launcher).wait();
+  CHECK(outcome.code == 2);
+  CHECK_THAT(outcome.err, Catch::Contains("rank 0 -> rank 1: the content of "
+                                          "parallelism.schedule_file"));
+  Words short_model = command("run", "te-delayed", "parallelism.pipeline=2");
+  short_model.emplace_back("model.num_hidden_layers=1");
+  const Outcome refused = Process(folder.path(), short_model, kEnvironment, mpirun(2)).wait();
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err, Catch::Contains("parallelism.pipeline is 2, and the model has 1 block"));
+  CHECK_FALSE(fs::exists(folder / "run"));
+}
+
 TEST_CASE("a window of delayed scaling begins at the switch") {
   const TextFolder folder;
   run(folder, 2, command("run", "te-delayed", "parallelism.zero_stage=0"));

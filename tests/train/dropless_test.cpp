@@ -111,6 +111,36 @@ TEST_CASE("no routing needs more memory than planned for a dropless mixture") {
   CHECK(used.scratch_bytes <= plan_of_step.scratch_bytes);
 }
 
+TEST_CASE("rows without a token are those that experts compute") {
+  const ExpertLoads loads = run(dropless("bf16"), 1, 1).loads;
+  double rows = 0;
+  double choices = 0;
+  for (const std::vector<int64_t>& layer : loads.choices) {
+    for (const int64_t own : layer) {
+      rows += static_cast<double>(std::max<int64_t>(own + 127, 128) / 128 * 128);
+      choices += static_cast<double>(own);
+    }
+  }
+  CHECK(loads.padding == Approx(1 - choices / rows));
+}
+
+TEST_CASE("a dropless mixture that is not trained has no more rows than one with capacities") {
+  for (const int64_t sequences : {1, 32}) {
+    EngineSettings settings = dropless("te-current");
+    settings.trains = false;
+    settings.step.micro_batch_size = sequences;
+    const StepPlan bounded = dry_run_step(settings, {}).plan;
+    CHECK(bounded.scratch_bytes <= dry_run_step(with_capacity(settings), {}).plan.scratch_bytes);
+    TrainedEngine trained(settings);
+    for (uint64_t seed = 0; seed < 6; ++seed) {
+      route_anew(trained, seed);
+      trained.engine.begin_evaluation();
+      trained.engine.evaluate(random_batch(seed, sequences));
+    }
+    CHECK(trained.engine.high_water().scratch_bytes <= bounded.scratch_bytes);
+  }
+}
+
 TEST_CASE("stages of a pipeline and stages of ZeRO have dropless mixtures") {
   EngineSettings settings = dropless("te-delayed");
   settings.step.gradient_accumulation_steps = 2;

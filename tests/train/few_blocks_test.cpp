@@ -42,10 +42,11 @@ void check_alike(const EngineSettings& settings, const Topology& ranks) {
   const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
   StageRuns runs[2];
   for (const bool few : {false, true}) {
-    runs[few ? 1 : 0] = dry_run_stages(settings, ranks.size() / stages, [&](int rank) {
-      return few ? logged_few_blocks(settings, traits_of(h100()), ranks, rank)
-                 : logged_step(settings, traits_of(h100()), ranks, rank);
-    });
+    runs[few ? 1 : 0] = dry_run_stages(
+        settings, ranks.size() / stages, [&](const EngineSettings& engine, int rank) {
+          return few ? logged_few_blocks(engine, traits_of(h100()), ranks, rank)
+                     : logged_step(engine, traits_of(h100()), ranks, rank);
+        });
   }
   REQUIRE(runs[0].runs.size() == runs[1].runs.size());
   for (size_t i = 0; i < runs[0].runs.size(); ++i) {

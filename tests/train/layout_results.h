@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/dry_run.h"
 #include "support/leaves_out.h"
 #include "support/parameters.h"
 #include "support/rank_threads.h"
+#include "support/ready_engine.h"
 #include "support/small_gpt2.h"
 
 namespace fp8train::test {
@@ -72,15 +72,10 @@ inline Batch batch_of(const EngineSettings& settings, uint64_t index, int64_t da
 
 inline void train(const EngineSettings& settings, Communicator* comm, int64_t steps,
                   std::mutex& mutex, Results& results) {
-  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-  Engine engine(*device, settings, comm);
+  ReadyEngine ready(settings, comm);
+  const auto& device = ready.device;
+  Engine& engine = ready.engine;
   const Mesh& mesh = engine.mesh();
-  const DryRunStep dry_run =
-      dry_run_step(settings, {}, comm == nullptr ? Topology() : comm->topology(),
-                   comm == nullptr ? 0 : comm->rank());
-  engine.reserve(dry_run.plan);
-  engine.model().initialize(3);
-  engine.weights_changed();
   auto* const leaves_out = dynamic_cast<LeavesOut*>(comm);
   if (leaves_out != nullptr) {
     leaves_out->begin();
@@ -105,11 +100,7 @@ inline void train(const EngineSettings& settings, Communicator* comm, int64_t st
   }
   const std::vector<std::vector<float>> values = values_by_parameter(engine);
   const std::lock_guard lock(mutex);
-  for (size_t i = 0; i < kMemoryCategories; ++i) {
-    const auto category = static_cast<MemoryCategory>(i);
-    results.as_planned = results.as_planned &&
-                         dry_run.memory.current(category) == device->ledger().current(category);
-  }
+  results.as_planned = results.as_planned && ready.is_as_planned();
   results.amax_bytes = engine.model().scaling().amax().bytes();
   const Parameters& parameters = engine.model().parameters().all();
   for (size_t i = 0; i < parameters.size(); ++i) {

@@ -128,6 +128,25 @@ TEST_CASE("the first parameter that a missing sum changes is named") {
                                           "positions.weight"});
 }
 
+TEST_CASE("replicas of experts remain in a smaller run") {
+  EngineSettings settings = llama("bf16");
+  settings.model.moe = {.experts = 8, .per_token = 2, .width = 64};
+  const auto expert_replicas = [&](int ranks, const ParallelLayout& layout) {
+    settings.strategy.layout = layout;
+    const SmallRun run = small_run(settings, Topology::blocks(ranks, 8));
+    const MeshShape shape = mesh_shape(run.engine.strategy.layout, run.ranks);
+    CHECK(shape.expert == 2);
+    return shape.data * shape.context * shape.tensor / shape.expert;
+  };
+  CHECK(expert_replicas(8, {.expert = 4}) == 2);
+  CHECK(expert_replicas(8, {.tensor = 2, .expert = 4}) == 2);
+  CHECK(expert_replicas(8, {.expert = 8}) == 1);
+  settings.strategy.layout = {.expert = 4};
+  const SmallRun run = small_run(settings, Topology::blocks(8, 8));
+  const SmallRun one = with_one_rank(run);
+  CHECK(found(one, train_in_threads(one), run, train_in_threads(run)) == "");
+}
+
 TEST_CASE("a run on many ranks is cut down to one machine") {
   EngineSettings settings = test::small_llama("deepseek-v3");
   ModelConfig& model = settings.model;

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/dry_run.h"
 #include "support/in_order.h"
 #include "support/parameters.h"
 #include "support/rank_threads.h"
+#include "support/ready_engine.h"
 #include "support/small_gpt2.h"
 
 namespace fp8train::test::stages {
@@ -120,14 +120,9 @@ inline void read(Engine& engine, Device& device, Trained& trained) {
 }
 
 inline Trained train(const EngineSettings& settings, Communicator* comm) {
-  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-  Engine engine(*device, settings, comm);
-  const DryRunStep dry_run =
-      dry_run_step(settings, {}, comm == nullptr ? Topology() : comm->topology(),
-                   comm == nullptr ? 0 : comm->rank());
-  engine.reserve(dry_run.plan);
-  engine.model().initialize(3);
-  engine.weights_changed();
+  ReadyEngine ready(settings, comm);
+  const auto& device = ready.device;
+  Engine& engine = ready.engine;
   const uint64_t allocations = device->ledger().allocations();
   const auto replicas = static_cast<uint64_t>(engine.mesh().size(Axis::data));
   uint64_t next = static_cast<uint64_t>(engine.mesh().index(Axis::data));
@@ -144,12 +139,7 @@ inline Trained train(const EngineSettings& settings, Communicator* comm) {
     engine.evaluate(batch());
   }
   trained.evaluated = engine.evaluation_loss().mean;
-  trained.as_planned = device->ledger().allocations() == allocations;
-  for (size_t i = 0; i < kMemoryCategories; ++i) {
-    const auto category = static_cast<MemoryCategory>(i);
-    trained.as_planned = trained.as_planned &&
-                         dry_run.memory.current(category) == device->ledger().current(category);
-  }
+  trained.as_planned = device->ledger().allocations() == allocations && ready.is_as_planned();
   read(engine, *device, trained);
   return trained;
 }

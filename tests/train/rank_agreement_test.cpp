@@ -127,17 +127,36 @@ TEST_CASE("ranks that were started otherwise, or go on from elsewhere, do not st
   const auto errors_of = [](const std::function<void(Communicator&)>& body) {
     return test::run_ranks(Topology::blocks(2, 1), body);
   };
-  for (const std::string& error : errors_of(
-           [](Communicator& comm) { agree_on_run(comm, comm.rank() == 0 ? "lr: 1" : "lr: 2"); })) {
-    CHECK_THAT(error, Catch::Contains("rank 1 was started with other settings"));
-  }
+  const RunFacts first_facts = {
+      .settings = "device: cpu\nthreads: 1\noptimizer:\n  lr: 1\n  # beta: \n",
+      .version = "v1",
+      .data = "abc",
+      .schedule = "stage 0: F0 B0\n"};
+  const auto disagreement = [&](const RunFacts& other) {
+    const std::vector<std::string> errors = errors_of(
+        [&](Communicator& comm) { agree_on_run(comm, comm.rank() == 0 ? first_facts : other); });
+    CHECK(errors[0] == errors[1]);
+    CHECK_THAT(errors[0], Catch::Contains("rank 1 was started with other settings"));
+    return errors[0].substr(errors[0].find("rank 0 -> rank 1: ") + 18);
+  };
+  RunFacts other = first_facts;
+  other.settings = "device: cpu\nthreads: 2\noptimizer:\n  lr: 2\n  beta: 0.5\n";
+  CHECK(disagreement(other) ==
+        "threads: 1 -> 2; optimizer.lr: 1 -> 2; optimizer.beta: not set -> 0.5");
+  other = first_facts;
+  other.schedule += "stage 1: F0 B0\n";
+  CHECK(disagreement(other) == "the content of parallelism.schedule_file");
+  other = first_facts;
+  other.version = "v2";
+  other.data.clear();
+  CHECK(disagreement(other) == "version of the program: v1 -> v2; tokens of data.train: abc -> ");
   for (const std::string& error : errors_of(
            [](Communicator& comm) { agree_on_step(comm, 10 * (comm.rank() + 1), "somewhere"); })) {
     CHECK_THAT(error, Catch::Contains("rank 0 continues from step 10 and rank 1 from step 20"));
   }
   std::vector<int> first(2);
   CHECK(errors_of([&](Communicator& comm) {
-          agree_on_run(comm, "lr: 1");
+          agree_on_run(comm, first_facts);
           first[static_cast<size_t>(comm.rank())] = first_rank_says(comm, comm.rank() == 0) ? 1 : 0;
         }) == std::vector<std::string>(2));
   CHECK(first == std::vector<int>{1, 1});

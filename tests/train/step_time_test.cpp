@@ -39,9 +39,10 @@ ModelConfig wide_llama(int64_t blocks, int64_t vocabulary = 512) {
 
 StageRuns runs_of(const EngineSettings& settings, const Topology& ranks) {
   const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
-  return dry_run_stages(settings, ranks.size() / stages, [&](int rank) {
-    return logged_step(settings, traits_of(h100()), ranks, rank);
-  });
+  return dry_run_stages(settings, ranks.size() / stages,
+                        [&](const EngineSettings& engine, int rank) {
+                          return logged_step(engine, traits_of(h100()), ranks, rank);
+                        });
 }
 
 StepTime time_of(const EngineSettings& settings, const Topology& ranks) {
@@ -75,6 +76,32 @@ TEST_CASE("equal stages idle as their schedule says, and have the work of one ra
   const StepTime one = time_of(engine_of(wide_llama(8), {}, 12), Topology());
   CHECK(one.idle == 0);
   CHECK(time.gemms == Approx(one.gemms / 4).epsilon(0.03));
+}
+
+TEST_CASE("the work of a step of any order is that of as many equal micro-batches") {
+  const auto ranks = Topology::blocks(2, 2);
+  for (const int64_t micro_batches : {2, 3, 4, 9}) {
+    EngineSettings settings = engine_of(wide_llama(4), {.pipeline = 2}, micro_batches);
+    const StageRuns expected = runs_of(settings, ranks);
+    settings.strategy.layout.schedule = ScheduleKind::zero_bubble;
+    const StageRuns split = runs_of(settings, ranks);
+    REQUIRE(split.runs.size() == 2);
+    for (size_t stage = 0; stage < 2; ++stage) {
+      const DryRunStep& one = expected.runs[expected.of_stage[stage]];
+      const DryRunStep& other = split.runs[split.of_stage[stage]];
+      CAPTURE(micro_batches, stage);
+      CHECK(other.work.gemm_flops == one.work.gemm_flops);
+      CHECK(other.work.attention_flops == one.work.attention_flops);
+      CHECK(other.sent.total() == one.sent.total());
+      int64_t products[2] = {};
+      for (const DryRunStep* step : {&one, &other}) {
+        for (const OpCall& call : step->calls) {
+          products[step == &one ? 0 : 1] += call.work.flops > 0 ? call.times : 0;
+        }
+      }
+      CHECK(products[1] == products[0]);
+    }
+  }
 }
 
 TEST_CASE("a stage with a large head has fewer blocks, and is not much longer than others") {

@@ -306,16 +306,8 @@ std::optional<std::string> token_in(const JsonPart& config, std::string_view key
 
 NamedEnds read_ends(const std::filesystem::path& folder) {
   NamedEnds found;
-  const std::filesystem::path path = folder / "tokenizer_config.json";
-  if (!std::filesystem::is_regular_file(path)) return found;
-  const std::string where = path.string();
-  const nlohmann::json document = read_json_file(path);
-  if (!document.is_object()) {
-    throw DataError(
-        fmt::format("{}: expected an object, and this is {}: copy the file of the model "
-                    "again, or remove it",
-                    where, document.type_name()));
-  }
+  const std::string where = (folder / "tokenizer_config.json").string();
+  const nlohmann::json document = tokenizer_config(folder);
   try {
     const JsonPart config(document, where);
     found.bos = token_in(config, "bos_token");

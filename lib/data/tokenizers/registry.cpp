@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/json_reader.h"
 #include "base/key_error.h"
 #include "base/nearest.h"
 #include "base/text.h"
@@ -37,6 +39,19 @@ std::span<const TokenizerKind> tokenizer_kinds() {
 
 std::span<const char* const> tokenizer_file_names() {
   return kFolderFiles;
+}
+
+nlohmann::json tokenizer_config(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "tokenizer_config.json";
+  if (!std::filesystem::is_regular_file(path)) return nlohmann::json::object();
+  nlohmann::json document = read_json_file(path);
+  if (!document.is_object()) {
+    throw DataError(
+        fmt::format("{}: expected an object, and this is {}: copy the file of the model "
+                    "again, or remove it",
+                    path.string(), document.type_name()));
+  }
+  return document;
 }
 
 bool has_tokenizer(const std::filesystem::path& folder) {
@@ -138,6 +153,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::strin
             fmt::format("{}: is a {}, which says itself how texts are split; name it without '#{}'",
                         probe.path.string(), kind.files, pattern));
       }
+      tokenizers::tokenizer_config(probe.path.parent_path());  // some kinds do not read it
       std::unique_ptr<Tokenizer> opened = kind.open(probe);
       for (TokenizerFile& file : read_part(probe.path.parent_path(), FolderPart::tokenizer)) {
         opened->set_file(std::move(file));

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,6 +35,10 @@ std::span<const TokenizerKind> tokenizer_kinds();
 std::span<const char* const> tokenizer_file_names();
 /// Whether `folder` has one of these files.
 bool has_tokenizer(const std::filesystem::path& folder);
+
+/// Returns the object in tokenizer_config.json of a folder, empty where there is no such file.
+/// Throws DataError for a damaged one.
+nlohmann::json tokenizer_config(const std::filesystem::path& folder);
 
 /// Opens tokenizer.json of Hugging Face, with tokenizer_config.json of the same folder if there is
 /// one. Throws DataError.

@@ -53,13 +53,13 @@ struct RankScales {
   std::vector<ScalingState::SavedTensor> tensors;
   int saved_ranks = 1;
 
-  /// Adds those of a tensor, if the file has any of its name.
+  /// Adds those of a tensor, if the file has any of its name and as many.
   void read(const TensorSource& source, ScalingState::SavedTensor tensor, int rank) {
     const SafetensorsEntry* const entry = source.find(tensor.name);
-    if (entry == nullptr) {
+    const int64_t count = tensor.shape.front();
+    if (entry == nullptr || entry->shape.empty() || entry->shape.back() != count) {
       return;
     }
-    const int64_t count = tensor.shape.front();
     std::vector<int64_t> shape = tensor.shape;
     int64_t first = 0;
     if (tensor.of_rank && entry->shape.size() == 2 && entry->shape.front() > 0) {

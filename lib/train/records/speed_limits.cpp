@@ -73,10 +73,11 @@ void SpeedLimits::predict(const EngineSettings& of_run) {
   settings.plain_steps.clear();
   settings.step.decoder.moe.capacity_warmup = 0;
   const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
-  const StageRuns runs = dry_run_stages(settings, ranks_.size() / stages, [&](int rank) {
-    return gpu_ != nullptr ? logged_step(settings, traits_, ranks_, rank)
-                           : dry_run_step(settings, traits_, ranks_, rank);
-  });
+  const StageRuns runs =
+      dry_run_stages(settings, ranks_.size() / stages, [&](const EngineSettings& engine, int rank) {
+        return gpu_ != nullptr ? logged_step(engine, traits_, ranks_, rank)
+                               : dry_run_step(engine, traits_, ranks_, rank);
+      });
   if (gpu_ != nullptr) {
     predicted_ = step_time(settings, runs, ranks_, *gpu_).total();
     return;
