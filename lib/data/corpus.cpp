@@ -23,7 +23,7 @@ template <typename Stored>
 class MemoryStore final : public TokenStore {
  public:
   MemoryStore(const std::vector<int32_t>& tokens, DocumentTable documents)
-      : tokens_(tokens.size()), documents_(std::move(documents)) {
+      : TokenStore(std::move(documents)), tokens_(tokens.size()) {
     std::transform(tokens.begin(), tokens.end(), tokens_.begin(),
                    [](int32_t id) { return static_cast<Stored>(id); });
   }
@@ -31,13 +31,9 @@ class MemoryStore final : public TokenStore {
   void read(int64_t offset, int64_t count, int32_t* to) const override {
     std::copy_n(tokens_.begin() + offset, count, to);
   }
-  const DocumentTable* documents() const override {
-    return documents_.ends.empty() ? nullptr : &documents_;
-  }
 
  private:
   std::vector<Stored> tokens_;
-  DocumentTable documents_;
 };
 
 /// Tokenizes the text-like sources of one split and opens its token files.

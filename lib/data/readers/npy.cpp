@@ -95,14 +95,6 @@ NpyArray read_header(const std::string& text, const std::string& file) {
 
 std::shared_ptr<const TokenStore> npy_tokens(const std::filesystem::path& path, int64_t vocab_size,
                                              bool with_documents) {
-  TokenFile file = open_npy(path);
-  DocumentTable documents = with_documents ? read_shard_documents(file) : DocumentTable();
-  return std::make_shared<FileTokens>(std::move(file), vocab_size, std::move(documents));
-}
-
-}  // namespace
-
-TokenFile open_npy(const std::filesystem::path& path) {
   InputFile file(path);
   const std::string name = path.string();
   std::array<char, kVersionEnd> start = {};
@@ -143,8 +135,12 @@ TokenFile open_npy(const std::filesystem::path& path) {
         fmt::format("{}: the header says {} elements of {} bytes, but {} bytes follow it", name,
                     array.count, bytes, content));
   }
-  return {std::move(file), array.type, first, array.count};
+  TokenFile tokens = {std::move(file), array.type, first, array.count};
+  DocumentTable documents = with_documents ? read_shard_documents(tokens) : DocumentTable();
+  return std::make_shared<FileTokens>(std::move(tokens), vocab_size, std::move(documents));
 }
+
+}  // namespace
 
 const DataFormat& npy_format() {
   static constexpr DataFormat kFormat = {
