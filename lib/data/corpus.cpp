@@ -110,19 +110,15 @@ class SourceReader {
     check_tokenizer(source);
     std::vector<ChatEncoder::Encoded> dialogues;
     TextBudget budget;
-    DialogueEncoder on_threads(
+    for_each_encoded_dialogue(
         tokenizer_, settings_.chat_template, "data.chat_template", 0,
+        [&](const DialogueVisitor& visit) {
+          for (const auto& path : paths) format.for_each_dialogue(path, settings_.rules(), visit);
+        },
         [&](ChatEncoder::Encoded dialogue) {
           budget.add(sizeof(dialogue) + dialogue.ids.size() * sizeof(int32_t), source.path);
           dialogues.push_back(std::move(dialogue));
         });
-    for (const auto& path : paths) {
-      format.for_each_dialogue(path, settings_.rules(),
-                               [&](const Dialogue& dialogue, const std::string& where) {
-                                 on_threads.add(dialogue, where);
-                               });
-    }
-    on_threads.finish();
     const auto boundary =
         static_cast<size_t>(split_point(static_cast<int64_t>(dialogues.size()), held_back));
     const auto append = [&](size_t begin, size_t end, Corpus& to) {
