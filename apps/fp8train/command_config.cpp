@@ -272,16 +272,15 @@ int run_wizard(const WizardOptions& options) {
       .exists = [](const std::string& path) { return std::filesystem::exists(path); }};
   const WizardStyle style = {
       .echo = isatty(STDIN_FILENO) == 0, .bold = has_colors(stdout), .columns = columns_of(stdout)};
-  Wizard wizard(std::cin, std::cout, hooks, style);
   WizardResult result;
   if (!options.answers.empty()) {
-    result = wizard.take(answers_in_file(options.answers, make_dialects), options.answers,
-                         options.output);
+    result = take_answers(answers_in_file(options.answers, make_dialects), hooks, options.answers,
+                          options.output);
     return write_answered(options, result, memory);
   }
   install_stop_handlers(WaitingCalls::end);  // Ctrl-C ends the reading of a line
   try {
-    result = wizard.talk(options.output);
+    result = talk(std::cin, std::cout, hooks, style, options.output);
   } catch (const InputEnded& ended) {
     const int signal = stop_signal();
     print_fitted(stderr, "{}: nothing was written\n", signal == 0 ? ended.what() : "stopped");

@@ -23,7 +23,7 @@ template <typename Stored>
 class MemoryStore final : public TokenStore {
  public:
   MemoryStore(const std::vector<int32_t>& tokens, DocumentTable documents)
-      : tokens_(tokens.size()), documents_(std::move(documents)) {
+      : TokenStore(std::move(documents)), tokens_(tokens.size()) {
     std::transform(tokens.begin(), tokens.end(), tokens_.begin(),
                    [](int32_t id) { return static_cast<Stored>(id); });
   }
@@ -31,13 +31,9 @@ class MemoryStore final : public TokenStore {
   void read(int64_t offset, int64_t count, int32_t* to) const override {
     std::copy_n(tokens_.begin() + offset, count, to);
   }
-  const DocumentTable* documents() const override {
-    return documents_.ends.empty() ? nullptr : &documents_;
-  }
 
  private:
   std::vector<Stored> tokens_;
-  DocumentTable documents_;
 };
 
 /// Tokenizes the text-like sources of one split and opens its token files.
@@ -114,19 +110,15 @@ class SourceReader {
     check_tokenizer(source);
     std::vector<ChatEncoder::Encoded> dialogues;
     TextBudget budget;
-    DialogueEncoder on_threads(
+    for_each_encoded_dialogue(
         tokenizer_, settings_.chat_template, "data.chat_template", 0,
+        [&](const DialogueVisitor& visit) {
+          for (const auto& path : paths) format.for_each_dialogue(path, settings_.rules(), visit);
+        },
         [&](ChatEncoder::Encoded dialogue) {
           budget.add(sizeof(dialogue) + dialogue.ids.size() * sizeof(int32_t), source.path);
           dialogues.push_back(std::move(dialogue));
         });
-    for (const auto& path : paths) {
-      format.for_each_dialogue(path, settings_.rules(),
-                               [&](const Dialogue& dialogue, const std::string& where) {
-                                 on_threads.add(dialogue, where);
-                               });
-    }
-    on_threads.finish();
     const auto boundary =
         static_cast<size_t>(split_point(static_cast<int64_t>(dialogues.size()), held_back));
     const auto append = [&](size_t begin, size_t end, Corpus& to) {

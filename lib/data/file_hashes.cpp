@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -36,23 +35,24 @@ bool is_settled(const FileIdentity& identity, int64_t read_at_ns) {
   return std::max(identity.mtime_ns, identity.ctime_ns) + kSlowestTick < read_at_ns;
 }
 
-/// Reads a file until it stayed the same meanwhile.
-std::optional<FileHash> hash_settled(const std::filesystem::path& path,
-                                     const std::function<bool()>& stop) {
+/// Reads a file until it stayed the same meanwhile, or returns nothing if `stop` is requested.
+/// Throws DataError, which says `changed`, if the file is another than when it was opened.
+std::optional<FileHash> hash_settled(const DataFile& data, const std::stop_token& stop,
+                                     std::string_view changed) {
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    const InputFile file(path);
+    const InputFile file(data.path);
     const int64_t begin = now_ns();
-    std::optional<std::string> hash = hash_content(file, stop);
-    if (!hash) {
-      return std::nullopt;
+    std::optional<std::string> hash = hash_content(file, [&] { return stop.stop_requested(); });
+    if (!hash) return std::nullopt;
+    if (file.identity() != file.opened()) continue;
+    if (file.opened() != data.identity) {
+      throw DataError(fmt::format("{}: {}; start it again", data.path, changed));
     }
-    if (file.identity() == file.opened()) {
-      return FileHash{*std::move(hash), file.opened(), begin};
-    }
+    return FileHash{*std::move(hash), file.opened(), begin};
   }
   throw DataError(fmt::format(
       "{}: is written to while it is read; wait until the file is complete and start again",
-      path.string()));
+      data.path));
 }
 
 std::string cache_key(const std::string& path) {
@@ -70,51 +70,29 @@ FileHashes::FileHashes(std::vector<DataFile> files, std::filesystem::path cache,
       continue;
     }
     at_once -= files_[i].identity.bytes;
-    const FileHash read = *hash_settled(files_[i].path, [] { return false; });
-    if (read.identity != files_[i].identity) {
-      throw DataError(
-          fmt::format("{}: changed while the run was starting; start it again", files_[i].path));
-    }
-    hashes_[i] = read;
+    hashes_[i] = *hash_settled(files_[i], {}, "changed while the run was starting");
     wrote = true;
   }
   if (wrote) {
     write_cache();
   }
   if (bytes_left() > 0) {
-    thread_ = std::thread([this] { read_rest(); });
+    thread_ = std::jthread([this](const std::stop_token& stop) { read_rest(stop); });
   }
 }
 
-FileHashes::~FileHashes() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  if (thread_.joinable()) {
-    thread_.join();
-  }
-}
-
-void FileHashes::read_rest() {
-  const auto stop = [this] {
-    const std::lock_guard lock(mutex_);
-    return stopping_;
-  };
+void FileHashes::read_rest(const std::stop_token& stop) {
   for (size_t i = 0; i < files_.size(); ++i) {
     if (!hashes_[i].xxh3_128.empty()) {  // only this thread writes
       continue;
     }
     try {
-      const std::optional<FileHash> read = hash_settled(files_[i].path, stop);
+      const std::optional<FileHash> read = hash_settled(
+          files_[i], stop,
+          "was written to or replaced since the run began, so that what it has read of it is not "
+          "known");
       if (!read) {
         return;
-      }
-      if (read->identity != files_[i].identity) {
-        throw DataError(fmt::format(
-            "{}: was written to or replaced since the run began, so that what it has read of it is "
-            "not known; start it again",
-            files_[i].path));
       }
       {
         const std::lock_guard lock(mutex_);
@@ -126,8 +104,6 @@ void FileHashes::read_rest() {
       const std::lock_guard lock(mutex_);
       failure_ = std::current_exception();
       ++version_;
-    }
-    if (failure_ != nullptr) {
       return;
     }
   }

@@ -9,6 +9,7 @@
 #include <exception>
 #include <filesystem>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,9 +35,6 @@ class FileHashes {
   /// read before this returns. A cache that is damaged or cannot be written costs reading again.
   /// Throws DataError where a file cannot be read or has changed since it was opened.
   FileHashes(std::vector<DataFile> files, std::filesystem::path cache, uint64_t at_once = kAtOnce);
-  ~FileHashes();
-  FileHashes(const FileHashes&) = delete;
-  FileHashes& operator=(const FileHashes&) = delete;
 
   const std::vector<DataFile>& files() const { return files_; }
 
@@ -51,7 +49,7 @@ class FileHashes {
  private:
   void read_cache();
   void write_cache() const;
-  void read_rest();
+  void read_rest(const std::stop_token& stop);
 
   std::vector<DataFile> files_;
   std::filesystem::path cache_;
@@ -59,8 +57,7 @@ class FileHashes {
   std::vector<FileHash> hashes_;
   std::exception_ptr failure_;
   int64_t version_ = 0;
-  bool stopping_ = false;
-  std::thread thread_;  // last: everything it uses is constructed before it starts
+  std::jthread thread_;  // last: everything it uses is constructed before it starts
 };
 
 }  // namespace fp8train

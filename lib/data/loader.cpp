@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
-#include <exception>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -13,59 +13,34 @@
 
 namespace fp8train {
 
-/// Makes the batches from one position on, in order, into a bounded queue. Ends after the first
-/// error, which travels through the queue in its place. Destruction stops and joins.
+/// Makes the batches from one position on, in order, into a bounded queue. An error travels through
+/// it in the place of its batch. Destruction stops and joins.
 class Loader::Prefetcher {
  public:
   Prefetcher(Loader& loader, uint64_t position)
-      : loader_(loader), thread_([this, position] { run(position); }) {}
-
-  ~Prefetcher() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  Prefetcher(const Prefetcher&) = delete;
-  Prefetcher& operator=(const Prefetcher&) = delete;
+      : loader_(loader),
+        thread_([this, position](const std::stop_token& stop) { run(position, stop); }) {}
 
   Batch take() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !queue_.empty(); });
-    Item item = std::move(queue_.front());
+    std::future<Batch> batch = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
     changed_.notify_all();
-    if (item.error) {
-      std::rethrow_exception(item.error);
-    }
-    return std::move(item.batch);
+    return batch.get();
   }
 
  private:
-  struct Item {
-    Batch batch;
-    std::exception_ptr error;
-  };
-
-  void run(uint64_t position) {
-    for (bool failed = false; !failed; position += loader_.samples_per_batch()) {
-      Item item;
-      try {
-        item.batch = loader_.make_batch(position);
-      } catch (...) {
-        item.error = std::current_exception();
-        failed = true;
-      }
+  void run(uint64_t position, const std::stop_token& stop) {
+    for (; !stop.stop_requested(); position += loader_.samples_per_batch()) {
+      std::packaged_task<Batch()> make([&] { return loader_.make_batch(position); });
+      make();
       std::unique_lock lock(mutex_);
-      changed_.wait(lock,
-                    [this] { return stopping_ || queue_.size() < loader_.settings_.prefetch; });
-      if (stopping_) {
-        return;
-      }
-      queue_.push_back(std::move(item));
+      const bool has_room =
+          changed_.wait(lock, stop, [this] { return queue_.size() < loader_.settings_.prefetch; });
+      if (!has_room) return;
+      queue_.push_back(make.get_future());
       lock.unlock();
       changed_.notify_all();
     }
@@ -73,10 +48,9 @@ class Loader::Prefetcher {
 
   Loader& loader_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Item> queue_;
-  bool stopping_ = false;
-  std::thread thread_;  // last: everything it uses is constructed before it starts
+  std::condition_variable_any changed_;
+  std::deque<std::future<Batch>> queue_;
+  std::jthread thread_;  // last: everything it uses is constructed before it starts
 };
 
 Loader::Loader(const Corpus& corpus, const LoaderSettings& settings)

@@ -235,16 +235,15 @@ class Preparation {
     const int64_t of_training =
         settings_.val_fraction > 0 ? split_point(count, settings_.val_fraction) : INT64_MAX;
     int64_t index = 0;
-    DialogueEncoder encoder(tokenizer_, settings_.chat_template, "--chat-template",
-                            settings_.threads, [&](const ChatEncoder::Encoded& dialogue) {
-                              (index++ < of_training ? train_ : val_).append_document(dialogue);
-                            });
-    input.format->for_each_dialogue(input.path, settings_.rules,
-                                    [&](const Dialogue& dialogue, const std::string& where) {
-                                      encoder.add(dialogue, where);
-                                      ++documents_;
-                                    });
-    encoder.finish();
+    for_each_encoded_dialogue(
+        tokenizer_, settings_.chat_template, "--chat-template", settings_.threads,
+        [&](const DialogueVisitor& visit) {
+          input.format->for_each_dialogue(input.path, settings_.rules, visit);
+        },
+        [&](const ChatEncoder::Encoded& dialogue) {
+          (index++ < of_training ? train_ : val_).append_document(dialogue);
+        });
+    documents_ += index;
   }
 
   void add_lines(const Input& input) {

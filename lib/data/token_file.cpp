@@ -17,13 +17,13 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 constexpr int64_t kTokensPerRead = 1 << 16;
 
 template <typename Stored>
-void read_tokens(const InputFile& file, uint64_t first_byte, int64_t offset, int64_t count,
-                 int64_t vocab_size, int32_t* to) {
+void read_tokens(const TokenFile& from, int64_t offset, int64_t count, int64_t vocab_size,
+                 int32_t* to) {
   std::vector<Stored> stored(static_cast<size_t>(std::min(count, kTokensPerRead)));
   for (int64_t done = 0; done < count;) {
     const int64_t part = std::min(count - done, kTokensPerRead);
-    const uint64_t byte = first_byte + static_cast<uint64_t>(offset + done) * sizeof(Stored);
-    file.read(byte, stored.data(), static_cast<size_t>(part) * sizeof(Stored));
+    const uint64_t byte = from.first_byte + static_cast<uint64_t>(offset + done) * sizeof(Stored);
+    from.file.read(byte, stored.data(), static_cast<size_t>(part) * sizeof(Stored));
     for (int64_t i = 0; i < part; ++i) {
       const Stored value = stored[static_cast<size_t>(i)];
       // A negative id stays negative, and is refused.
@@ -32,7 +32,7 @@ void read_tokens(const InputFile& file, uint64_t first_byte, int64_t offset, int
         throw DataError(fmt::format(
             "{}: token {} at offset {} (byte {}) is outside the vocabulary of {}; the file was "
             "made with another tokenizer, or is not what data.train[].format says",
-            file.path().string(), value, offset + done + i,
+            from.file.path().string(), value, offset + done + i,
             byte + static_cast<uint64_t>(i) * sizeof(Stored), vocab_size));
       }
       to[done + i] = static_cast<int32_t>(id);
@@ -44,10 +44,18 @@ void read_tokens(const InputFile& file, uint64_t first_byte, int64_t offset, int
 struct TypeFacts {
   std::string_view name;
   int bytes;
+  decltype(&read_tokens<uint8_t>) read;
 };
 
-constexpr std::array<TypeFacts, 8> kTypes = {
-    {{"u8", 1}, {"i8", 1}, {"u16", 2}, {"i16", 2}, {"u32", 4}, {"i32", 4}, {"u64", 8}, {"i64", 8}}};
+template <typename Stored>
+constexpr TypeFacts facts_of(std::string_view name) {
+  return {name, sizeof(Stored), read_tokens<Stored>};
+}
+
+constexpr std::array<TypeFacts, 8> kTypes = {facts_of<uint8_t>("u8"),   facts_of<int8_t>("i8"),
+                                             facts_of<uint16_t>("u16"), facts_of<int16_t>("i16"),
+                                             facts_of<uint32_t>("u32"), facts_of<int32_t>("i32"),
+                                             facts_of<uint64_t>("u64"), facts_of<int64_t>("i64")};
 
 }  // namespace
 
@@ -59,32 +67,31 @@ int size_of(IdType type) {
   return kTypes[static_cast<size_t>(type)].bytes;
 }
 
-void TokenFile::read(int64_t offset, int64_t count, int64_t vocab_size, int32_t* to) const {
-  if (offset < 0 || count < 0 || offset > size_ || count > size_ - offset) {
-    throw DataError(fmt::format("{}: tokens {} + {} are asked for, but it has {}", path().string(),
-                                offset, count, size_));
+void FileTokens::read(int64_t offset, int64_t count, int32_t* to) const {
+  if (offset < 0 || count < 0 || offset > size() || count > size() - offset) {
+    throw DataError(fmt::format("{}: tokens {} + {} are asked for, but it has {}",
+                                file_.file.path().string(), offset, count, size()));
   }
-  const auto run = [&]<typename Stored>(Stored /*type*/) {
-    read_tokens<Stored>(file_, first_byte_, offset, count, vocab_size, to);
-  };
-  switch (type_) {
-    case IdType::u8:
-      return run(uint8_t{});
-    case IdType::i8:
-      return run(int8_t{});
-    case IdType::u16:
-      return run(uint16_t{});
-    case IdType::i16:
-      return run(int16_t{});
-    case IdType::u32:
-      return run(uint32_t{});
-    case IdType::i32:
-      return run(int32_t{});
-    case IdType::u64:
-      return run(uint64_t{});
-    case IdType::i64:
-      return run(int64_t{});
+  auto next = std::upper_bound(
+      file_.runs.begin(), file_.runs.end(), offset,
+      [](int64_t token, const SequenceRun& run) { return token < run.first_token; });
+  while (count > 0) {
+    const SequenceRun& run = *(next - 1);
+    const int64_t end = next == file_.runs.end() ? size() : next->first_token;
+    const int64_t part = std::min(count, end - offset);
+    kTypes[static_cast<size_t>(file_.type)].read(
+        file_, run.token_in_file + offset - run.first_token, part, vocab_size_, to);
+    offset += part;
+    count -= part;
+    to += part;
+    ++next;
   }
+}
+
+TokenFacts FileTokens::facts() const {
+  TokenFacts facts = {.type = name_of(file_.type), .documents = file_.documents};
+  if (!facts.documents && documents() != nullptr) facts.documents = std::ssize(documents()->ends);
+  return facts;
 }
 
 }  // namespace fp8train

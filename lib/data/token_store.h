@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace fp8train {
@@ -23,7 +24,7 @@ struct DocumentTable {
 /// A run of token ids that can be read in parts. read() may be called from several threads.
 class TokenStore {
  public:
-  TokenStore() = default;
+  explicit TokenStore(DocumentTable documents = {}) : documents_(std::move(documents)) {}
   TokenStore(const TokenStore&) = delete;
   TokenStore& operator=(const TokenStore&) = delete;
   virtual ~TokenStore() = default;
@@ -36,7 +37,10 @@ class TokenStore {
 
   virtual TokenFacts facts() const { return {}; }
   /// Returns null if the file does not say where documents begin.
-  virtual const DocumentTable* documents() const { return nullptr; }
+  const DocumentTable* documents() const { return documents_.ends.empty() ? nullptr : &documents_; }
+
+ private:
+  DocumentTable documents_;
 };
 
 }  // namespace fp8train

@@ -31,25 +31,18 @@ class Script {
   /// Sets `--option=` of sbatch, or of srun where the template has it there.
   void set(const std::string& option, const std::string& value) {
     const std::string begin = fmt::format("--{}=", option);
-    for (std::string& line : lines_) {
-      const size_t at = line.find(begin);
-      if (at != std::string::npos && (line.starts_with("#SBATCH ") || line.starts_with("srun "))) {
-        const size_t end = std::min(line.find(' ', at), line.size());
-        line.replace(at, end - at, begin + value);
-        return;
-      }
-    }
-    lacks(begin);
+    const auto line = line_with(begin, [&](const std::string& text) {
+      return (text.starts_with("#SBATCH ") || text.starts_with("srun ")) &&
+             text.find(begin) != std::string::npos;
+    });
+    const size_t at = line->find(begin);
+    const size_t end = std::min(line->find(' ', at), line->size());
+    line->replace(at, end - at, begin + value);
   }
 
   /// An option that the template does not have; nothing for an empty value.
   void add(const std::string& option, const std::string& value) {
-    const auto name = std::find_if(lines_.begin(), lines_.end(), [](const std::string& line) {
-      return line.starts_with("#SBATCH --job-name=");
-    });
-    if (name == lines_.end()) {
-      lacks("#SBATCH --job-name=");
-    }
+    const auto name = line_beginning("#SBATCH --job-name=");
     check(shell_word(value) == value || value.empty(), "an option of sbatch is a plain word");
     if (!value.empty()) {
       lines_.insert(name + 1, fmt::format("#SBATCH --{}={}", option, value));
@@ -70,64 +63,46 @@ class Script {
 
   /// In front of all commands.
   void add_command(const std::string& command) {
-    const auto first = std::find(lines_.begin(), lines_.end(), "set -u");
-    if (first == lines_.end()) {
-      lacks("set -u");
-    }
-    lines_.insert(first, command);
+    lines_.insert(line_with("set -u", [](const std::string& line) { return line == "set -u"; }),
+                  command);
   }
 
   /// Starts ranks in a container, as slurm/container.sbatch does.
   void set_container(const std::string& file, bool gpus) {
     constexpr std::string_view kProgram = " fp8train \"$config\"";
-    for (std::string& line : lines_) {
-      const size_t at = line.starts_with("srun ") ? line.find(kProgram) : std::string::npos;
-      if (at != std::string::npos) {
-        line.insert(at, fmt::format(" apptainer exec {}--bind \"$PWD\" --pwd \"$PWD\" {}",
-                                    gpus ? "--nv " : "", shell_word(file)));
-        add_command("export OMPI_MCA_btl_vader_single_copy_mechanism=none");
-        return;
-      }
-    }
-    lacks("srun");
+    const auto line = line_with("srun", [&](const std::string& text) {
+      return text.starts_with("srun ") && text.find(kProgram) != std::string::npos;
+    });
+    line->insert(line->find(kProgram),
+                 fmt::format(" apptainer exec {}--bind \"$PWD\" --pwd \"$PWD\" {}",
+                             gpus ? "--nv " : "", shell_word(file)));
+    add_command("export OMPI_MCA_btl_vader_single_copy_mechanism=none");
   }
 
   /// Options that the template has as "##SBATCH".
   void uncomment_options() {
-    size_t count = 0;
-    for (std::string& line : lines_) {
-      if (line.starts_with("##SBATCH ")) {
-        line.erase(0, 1);
-        ++count;
-      }
-    }
-    if (count == 0) {
-      lacks("##SBATCH");
-    }
+    const auto first = line_beginning("##SBATCH ");
+    std::for_each(first, lines_.end(), [](std::string& line) {
+      if (line.starts_with("##SBATCH ")) line.erase(0, 1);
+    });
   }
 
   /// Below the first line, and instead of how the template itself is submitted.
   void set_usage(const std::string& origin, const std::string& usage) {
-    const auto is_usage = [](const std::string& line) { return line.starts_with("#   sbatch "); };
-    const auto first = std::find_if(lines_.begin(), lines_.end(), is_usage);
-    if (first == lines_.end()) {
-      lacks("#   sbatch");
-    }
+    constexpr std::string_view kUsage = "#   sbatch ";
+    const auto first = line_beginning(kUsage);
     *first = "#   " + usage;
+    const auto is_usage = [&](const std::string& line) { return line.starts_with(kUsage); };
     lines_.erase(std::remove_if(first + 1, lines_.end(), is_usage), lines_.end());
     lines_.insert(lines_.begin() + 1, origin);
   }
 
   /// The configuration is no longer the first argument.
   void set_config(const std::string& path) {
-    for (size_t i = 0; i + 1 < lines_.size(); ++i) {
-      if (lines_[i].starts_with("config=") && lines_[i + 1] == "shift") {
-        lines_[i] = "config=" + shell_word(path);
-        lines_.erase(lines_.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-        return;
-      }
-    }
-    lacks("config=");
+    const auto line = line_beginning("config=");
+    check(line + 1 != lines_.end() && line[1] == "shift", "a template shifts its configuration");
+    *line = "config=" + shell_word(path);
+    lines_.erase(line + 1);
   }
 
   std::string text() const {
@@ -140,8 +115,17 @@ class Script {
   }
 
  private:
-  [[noreturn]] void lacks(const std::string& what) const {
-    throw InternalError(fmt::format("slurm/{}.sbatch has no {}", name_, what));
+  /// Returns the first line of which `matches` is true.
+  template <typename Matches>
+  std::vector<std::string>::iterator line_with(std::string_view what, const Matches& matches) {
+    const auto found = std::find_if(lines_.begin(), lines_.end(), matches);
+    if (found == lines_.end()) {
+      throw InternalError(fmt::format("slurm/{}.sbatch has no {}", name_, what));
+    }
+    return found;
+  }
+  std::vector<std::string>::iterator line_beginning(std::string_view begin) {
+    return line_with(begin, [&](const std::string& line) { return line.starts_with(begin); });
   }
 
   std::string name_;

@@ -5,9 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <iosfwd>
-#include <map>
 #include <optional>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -62,59 +60,14 @@ struct WizardResult {
   std::string output;              ///< path of run.yaml
 };
 
-/// One dialogue, from the first question to the written files.
-class Wizard {
- public:
-  /// `answers` has the questions that are answered already. Streams and hooks outlive the wizard.
-  Wizard(std::istream& in, std::ostream& out, WizardHooks hooks, WizardStyle style = {});
+/// One dialogue, from the first question to the names of the files: asks everything, shows it for
+/// review, and asks for the name of a file that is there already. Throws InputEnded.
+WizardResult talk(std::istream& in, std::ostream& out, const WizardHooks& hooks, WizardStyle style,
+                  const std::string& output);
 
-  /// Asks everything, shows it for review, and asks for the name of a file that is there already.
-  /// Throws InputEnded.
-  WizardResult talk(const std::string& output);
-
-  /// Asks nothing: what `answers` leave out is as if Enter had been pressed. Throws ConfigError
-  /// that names `source` where an answer is missing or contradicts the others.
-  WizardResult take(const std::vector<Answer>& answers, const std::string& source,
-                    const std::string& output);
-
- private:
-  enum class Reply { answered, back };
-
-  const std::vector<const Field*>& questions() const { return wizard_fields(); }
-  bool applies(size_t which) const;
-  bool is_open(size_t which) const;
-  size_t next_applying(size_t from) const;
-  size_t first_open() const;
-  size_t last_applying(size_t before) const;
-  std::string offered(const Field& field) const;
-  std::vector<Answer> answers_in_order() const;
-
-  std::string read_line();
-  Reply ask(size_t which);
-  void print_topic(size_t which);
-  bool accept(const Field& field, const std::string& value, std::string& refusal);
-  void forget_what_no_longer_applies();
-  void explain(const Field& field);
-  void print_memory();
-  size_t review(const std::string& output);
-  void print_review(const std::vector<size_t>& shown);
-  std::string files_text(const std::string& output) const;
-  bool may_write(std::string& output);
-  bool may_be_too_large();
-  WizardResult result(const std::string& output) const;
-  std::string heading(const std::string& text) const;
-  void print(const std::string& text);
-
-  std::istream& in_;
-  std::ostream& out_;
-  WizardHooks hooks_;
-  WizardStyle style_;
-  std::map<std::string, std::string> answers_;  // by key, in YAML
-  std::map<std::string, std::string> fitting_;  // what is offered for an answer that does not fit
-  std::set<std::string> passed_;                // optional questions that stay unset
-  Settings settings_;                           // the settings that the answers give
-  const Field* last_asked_ = nullptr;
-  std::string last_memory_;  // the last line printed, so that it is not repeated
-};
+/// Asks nothing: what `answers` leave out is as if Enter had been pressed. Throws ConfigError that
+/// names `source` where an answer is missing or contradicts the others.
+WizardResult take_answers(const std::vector<Answer>& answers, const WizardHooks& hooks,
+                          const std::string& source, const std::string& output);
 
 }  // namespace fp8train

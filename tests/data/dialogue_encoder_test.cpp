@@ -22,11 +22,12 @@ TEST_CASE("dialogues are encoded on several threads, in order", "[data][chat]") 
   const ChatEncoder encoder(*tokenizer, "llama2");
   for (const int64_t threads : {1, 3}) {
     std::vector<ChatEncoder::Encoded> encoded;
-    DialogueEncoder on_threads(
+    for_each_encoded_dialogue(
         *tokenizer, "llama2", "", threads,
+        [&](const DialogueVisitor& visit) {
+          for (size_t i = 0; i < kDialogues; ++i) visit(turns(i), "f");
+        },
         [&](ChatEncoder::Encoded dialogue) { encoded.push_back(std::move(dialogue)); });
-    for (size_t i = 0; i < kDialogues; ++i) on_threads.add(turns(i), "f");
-    on_threads.finish();
     REQUIRE(encoded.size() == kDialogues);
     for (size_t i = 0; i < kDialogues; i += 17) {
       const ChatEncoder::Encoded expected = encoder.encode(turns(i));
@@ -39,11 +40,13 @@ TEST_CASE("dialogues are encoded on several threads, in order", "[data][chat]") 
 TEST_CASE("an error of a thread names file and line", "[data][chat]") {
   const auto tokenizer =
       open_tokenizer(std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "chat" / "llama2");
-  DialogueEncoder on_threads(*tokenizer, "llama2", "", 2, [](const ChatEncoder::Encoded&) {});
-  on_threads.add(turns(1), "f:1");
-  on_threads.add({{ChatRole::assistant, "a", true}}, "f:2");
+  const auto read = [](const DialogueVisitor& visit) {
+    visit(turns(1), "f:1");
+    visit({{ChatRole::assistant, "a", true}}, "f:2");
+  };
   CHECK_THROWS_WITH(
-      on_threads.finish(),
+      for_each_encoded_dialogue(*tokenizer, "llama2", "", 2, read,
+                                [](const ChatEncoder::Encoded&) {}),
       Catch::StartsWith("f:2: the chat template refuses the dialogue: it takes user and"));
 }
 

@@ -111,9 +111,10 @@ TEST_CASE("prepare gives the same tokens with any number of threads, from long a
     settings.out = dir / (std::string(input) + "-out");
     const PrepareReport report = prepare_data(settings);
     CHECK(report.val_tokens > 100'000);
-    const TokenFile shard = open_llmc(settings.out / "train_000000.bin");
-    std::vector<int32_t> ids(static_cast<size_t>(shard.size()));
-    shard.read(0, shard.size(), tokenizer->vocab_size(), ids.data());
+    const auto shard =
+        llmc_format().open(settings.out / "train_000000.bin", tokenizer->vocab_size(), false);
+    std::vector<int32_t> ids(static_cast<size_t>(shard->size()));
+    shard->read(0, shard->size(), ids.data());
     CHECK(ids == expected);
   }
   const std::string packed = test::read_file(dir / "long.txt.gz");

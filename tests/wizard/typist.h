@@ -86,10 +86,9 @@ inline Talk talk(std::vector<Reply> replies, const WizardHooks& hooks = {},
   std::ostringstream screen;
   Typist typist(screen, std::move(replies));
   std::istream keyboard(&typist);
-  Wizard wizard(keyboard, screen, hooks, style);
   Talk done;
   try {
-    done.result = wizard.talk("run.yaml");
+    done.result = fp8train::talk(keyboard, screen, hooks, style, "run.yaml");
   } catch (const InputEnded&) {
     done.ended = true;
   }
@@ -105,11 +104,7 @@ inline std::vector<Reply> with_data(std::vector<Reply> more = {}) {
 }
 
 inline WizardResult take(const std::vector<Answer>& answers, const WizardHooks& hooks = {}) {
-  std::istringstream nothing;
-  std::ostringstream screen;
-  WizardResult result = Wizard(nothing, screen, hooks).take(answers, "answers.yaml", "run.yaml");
-  CHECK(screen.str().empty());
-  return result;
+  return take_answers(answers, hooks, "answers.yaml", "run.yaml");
 }
 
 inline std::string refusal_of(const std::vector<Answer>& answers) {

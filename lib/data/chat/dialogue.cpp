@@ -39,37 +39,21 @@ constexpr Text kPreference = "good and bad answers are not distinguished";
 constexpr Text kMedia = "pictures, sounds and films are not read";
 constexpr Text kWeights = "single tokens and records have no weights";
 constexpr Text kContext = "what a task is about is read from 'input' next to 'instruction' only";
-constexpr std::pair<Text, Text> kRefused[] = {
-    {"tools", kTools},
-    {"functions", kTools},
-    {"tool_calls", kTools},
-    {"function_call", kTools},
-    {"label", kPreference},
-    {"labels", kPreference},
-    {"chosen", kPreference},
-    {"rejected", kPreference},
-    {"chosen_response", kPreference},
-    {"rejected_response", kPreference},
-    {"kto_tag", kPreference},
-    {"kto_label", kPreference},
-    {"images", kMedia},
-    {"image", kMedia},
-    {"audios", kMedia},
-    {"audio", kMedia},
-    {"videos", kMedia},
-    {"video", kMedia},
-    {"train_detail", kWeights},
-    {"loss_weight", kWeights},
-    {"training_detail", kWeights},
-    {"loss_mask", kWeights},
-    {"weight", kWeights},
-    {"train", kWeights},
-    {"loss", kWeights},
-    {"input_ids", "a record is either messages or tokens"},
-    {"context", kContext},
-    {"input", kContext},
-    {"documents", kTools},
-    {"history", "earlier messages are read from 'messages'"}};
+struct Refusal {
+  Text reason;
+  std::array<Text, 8> keys;  ///< the rest is empty
+};
+constexpr Refusal kRefused[] = {
+    {kTools, {"tools", "functions", "tool_calls", "function_call", "documents"}},
+    {kPreference,
+     {"label", "labels", "chosen", "rejected", "chosen_response", "rejected_response", "kto_tag",
+      "kto_label"}},
+    {kMedia, {"images", "image", "audios", "audio", "videos", "video"}},
+    {kWeights,
+     {"train_detail", "loss_weight", "training_detail", "loss_mask", "weight", "train", "loss"}},
+    {kContext, {"context", "input"}},
+    {"a record is either messages or tokens", {"input_ids"}},
+    {"earlier messages are read from 'messages'", {"history"}}};
 /// Of a message: whether it is learned.
 constexpr Text kLearned[] = {"weight", "train", "loss"};
 /// Of an answer: what was thought before it, by the names that transformers reads.
@@ -200,13 +184,14 @@ class Record {
     for (const auto& item : object.items()) {
       const std::string& key = item.key();
       if (std::ranges::find(read, key) != read.end()) continue;
-      const auto* const refused =
-          std::ranges::find_if(kRefused, [&](const auto& entry) { return entry.first == key; });
+      const auto* const refused = std::ranges::find_if(kRefused, [&](const Refusal& refusal) {
+        return !key.empty() && std::ranges::find(refusal.keys, key) != refusal.keys.end();
+      });
       if (refused == std::end(kRefused)) {
         if (ignored_) ignored_(std::string(prefix) + key);
-      } else if (!changes_nothing(item.value(), refused->second)) {
+      } else if (!changes_nothing(item.value(), refused->reason)) {
         fail(fmt::format("'{}{}' is not read: {}; remove the key, or the record", prefix, key,
-                         refused->second));
+                         refused->reason));
       }
     }
   }

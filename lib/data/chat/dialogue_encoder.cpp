@@ -1,15 +1,27 @@
 #include "data/chat/dialogue_encoder.h"
 
-#include <fmt/format.h>
-
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
+#include "base/error_prefix.h"
+#include "data/ordered_tasks.h"
 
 namespace fp8train {
 namespace {
 
 constexpr size_t kBytesOfTask = 256U << 10;
+
+using Encoded = std::vector<ChatEncoder::Encoded>;
+struct Located {
+  Dialogue dialogue;
+  std::string where;
+};
+
+bool has_roles(const Dialogue& dialogue) {
+  return dialogue.empty() || dialogue.front().role != ChatRole::none;
+}
 
 }  // namespace
 
@@ -27,45 +39,39 @@ ChatEncoder::Encoded encode_completion(const Tokenizer& tokenizer, const Dialogu
   return encoded;
 }
 
-DialogueEncoder::DialogueEncoder(const Tokenizer& tokenizer, std::string chat_template,
-                                 std::string_view option, int64_t threads, Sink sink)
-    : tokenizer_(tokenizer),
-      chat_template_(std::move(chat_template)),
-      option_(option),
-      tasks_(threads, [sink = std::move(sink)](std::vector<Encoded> encoded) {
-        for (Encoded& dialogue : encoded) sink(std::move(dialogue));
-      }) {}
-
-void DialogueEncoder::add(Dialogue dialogue, std::string where) {
-  const bool has_roles = dialogue.empty() || dialogue.front().role != ChatRole::none;
-  if (has_roles && !chat_) chat_.emplace(tokenizer_, chat_template_, option_);
-  for (const ChatMessage& message : dialogue) {
-    gathered_bytes_ += message.content.size() + message.reasoning.value_or("").size();
-  }
-  gathered_.push_back({std::move(dialogue), std::move(where)});
-  if (gathered_bytes_ >= kBytesOfTask) start_task();
-}
-
-void DialogueEncoder::finish() {
-  start_task();
-  tasks_.finish();
-}
-
-void DialogueEncoder::start_task() {
-  gathered_bytes_ = 0;
-  tasks_.start([this, dialogues = std::exchange(gathered_, {})] {
-    std::vector<Encoded> encoded;
-    for (const auto& [dialogue, where] : dialogues) {
-      try {
-        const bool has_roles = dialogue.empty() || dialogue.front().role != ChatRole::none;
-        encoded.push_back(has_roles ? chat_->encode(dialogue)
-                                    : encode_completion(tokenizer_, dialogue));
-      } catch (const DataError& error) {
-        throw DataError(fmt::format("{}: {}", where, error.what()));
-      }
-    }
-    return encoded;
+void for_each_encoded_dialogue(const Tokenizer& tokenizer, const std::string& chat_template,
+                               std::string_view option, int64_t threads,
+                               const std::function<void(const DialogueVisitor&)>& read,
+                               const EncodedDialogueSink& sink) {
+  std::optional<ChatEncoder> chat;  // once a dialogue has roles
+  std::vector<Located> gathered;
+  size_t gathered_bytes = 0;
+  OrderedTasks<Encoded> tasks(threads, [&](Encoded encoded) {
+    for (ChatEncoder::Encoded& dialogue : encoded) sink(std::move(dialogue));
   });
+  const auto start_task = [&] {
+    gathered_bytes = 0;
+    tasks.start([&tokenizer, &chat, dialogues = std::exchange(gathered, {})] {
+      Encoded encoded;
+      for (const auto& [dialogue, where] : dialogues) {
+        with_prefix<DataError>(where + ": ", [&] {
+          encoded.push_back(has_roles(dialogue) ? chat->encode(dialogue)
+                                                : encode_completion(tokenizer, dialogue));
+        });
+      }
+      return encoded;
+    });
+  };
+  read([&](const Dialogue& dialogue, const std::string& where) {
+    if (has_roles(dialogue) && !chat) chat.emplace(tokenizer, chat_template, option);
+    for (const ChatMessage& message : dialogue) {
+      gathered_bytes += message.content.size() + message.reasoning.value_or("").size();
+    }
+    gathered.push_back({dialogue, where});
+    if (gathered_bytes >= kBytesOfTask) start_task();
+  });
+  start_task();
+  tasks.finish();
 }
 
 }  // namespace fp8train

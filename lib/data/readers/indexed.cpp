@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -13,42 +12,6 @@
 
 namespace fp8train {
 namespace {
-
-class IndexedTokens final : public TokenStore {
- public:
-  IndexedTokens(TokenFile file, SequenceIndex index, int64_t vocab_size)
-      : file_(std::move(file)), index_(std::move(index)), vocab_size_(vocab_size) {}
-
-  int64_t size() const override { return index_.tokens; }
-  TokenFacts facts() const override {
-    return {.type = name_of(index_.type), .documents = index_.documents};
-  }
-
-  const DocumentTable* documents() const override {
-    return index_.table.ends.empty() ? nullptr : &index_.table;
-  }
-
-  void read(int64_t offset, int64_t count, int32_t* to) const override {
-    auto next = std::upper_bound(
-        index_.runs.begin(), index_.runs.end(), offset,
-        [](int64_t token, const SequenceRun& run) { return token < run.first_token; });
-    while (count > 0) {
-      const SequenceRun& run = *(next - 1);
-      const int64_t end = next == index_.runs.end() ? index_.tokens : next->first_token;
-      const int64_t part = std::min(count, end - offset);
-      file_.read(run.token_in_file + offset - run.first_token, part, vocab_size_, to);
-      offset += part;
-      count -= part;
-      to += part;
-      ++next;
-    }
-  }
-
- private:
-  TokenFile file_;  ///< all of NAME.bin
-  SequenceIndex index_;
-  int64_t vocab_size_;
-};
 
 bool is_indexed(const FileHead& head) {
   std::error_code unseen;
@@ -64,11 +27,10 @@ std::shared_ptr<const TokenStore> indexed_tokens(const std::filesystem::path& pa
         fmt::format("{}: is an index; name the .bin or .npy file next to it", path.string()));
   }
   InputFile file(path);
-  const uint64_t bytes = file.size();
-  SequenceIndex index = read_sequence_index(path, bytes, with_documents);
-  const auto count = static_cast<int64_t>(bytes / static_cast<uint64_t>(size_of(index.type)));
-  TokenFile tokens(std::move(file), index.type, 0, count);
-  return std::make_shared<IndexedTokens>(std::move(tokens), std::move(index), vocab_size);
+  SequenceIndex index = read_sequence_index(path, file.size(), with_documents);
+  TokenFile tokens = {std::move(file),       index.type,     0, index.tokens,
+                      std::move(index.runs), index.documents};
+  return std::make_shared<FileTokens>(std::move(tokens), vocab_size, std::move(index.table));
 }
 
 }  // namespace

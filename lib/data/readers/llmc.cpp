@@ -49,7 +49,8 @@ DocumentTable read_documents(const InputFile& file, uint64_t from, int64_t docum
   return table;
 }
 
-TokenFile open_with(const std::filesystem::path& path, DocumentTable& documents) {
+std::shared_ptr<const TokenStore> llmc_tokens(const std::filesystem::path& path, int64_t vocab_size,
+                                              bool with_documents) {
   InputFile file(path);
   const std::string name = path.string();
   if (file.size() < kLlmcHeaderBytes) {
@@ -86,26 +87,16 @@ TokenFile open_with(const std::filesystem::path& path, DocumentTable& documents)
                     has_documents ? fmt::format(" and {} documents", of_documents) : "", expected,
                     file.size()));
   }
+  DocumentTable documents;
   if (has_documents) {
     documents = read_documents(file, static_cast<uint64_t>(table_begin), of_documents, count);
   }
-  return {std::move(file), is_u16 ? IdType::u16 : IdType::u32, kLlmcHeaderBytes, count};
-}
-
-std::shared_ptr<const TokenStore> llmc_tokens(const std::filesystem::path& path, int64_t vocab_size,
-                                              bool with_documents) {
-  DocumentTable documents;
-  TokenFile file = open_with(path, documents);
-  if (with_documents && documents.ends.empty()) documents = read_shard_documents(file);
-  return std::make_shared<FileTokens>(std::move(file), vocab_size, std::move(documents));
+  TokenFile tokens = {std::move(file), is_u16 ? IdType::u16 : IdType::u32, kLlmcHeaderBytes, count};
+  if (with_documents && documents.ends.empty()) documents = read_shard_documents(tokens);
+  return std::make_shared<FileTokens>(std::move(tokens), vocab_size, std::move(documents));
 }
 
 }  // namespace
-
-TokenFile open_llmc(const std::filesystem::path& path) {
-  DocumentTable unused;
-  return open_with(path, unused);
-}
 
 const DataFormat& llmc_format() {
   static constexpr DataFormat kFormat = {.name = "llmc",

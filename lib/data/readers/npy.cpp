@@ -5,11 +5,11 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <cctype>
-#include <cstring>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/error.h"
+#include "base/json_reader.h"
 #include "data/readers/data_format.h"
 #include "data/readers/sequence_index.h"
 #include "data/token_file.h"
@@ -40,153 +40,61 @@ std::optional<IdType> integer_type(std::string_view descr) {
   return std::nullopt;
 }
 
-/// Reads {'descr': '<u2', 'fortran_order': False, 'shape': (3, 4), }, in any order.
-class NpyHeader {
- public:
-  NpyHeader(std::string_view text, uint64_t first_byte, std::string file)
-      : text_(text), first_byte_(first_byte), file_(std::move(file)) {}
-
-  NpyArray read() {
-    expect('{');
-    while (!next_is('}')) {
-      const std::string_view key = quoted();
-      expect(':');
-      if (key == "descr") {
-        read_type();
-      } else if (key == "fortran_order") {
-        read_order();
-      } else if (key == "shape") {
-        read_shape();
-      } else {
-        fail(fmt::format("the key '{}' is unknown", key));
-      }
-      if (!next_is('}')) {
-        expect(',');
-      }
-    }
-    if (!has_type_ || !has_order_ || !has_shape_) {
-      fail("descr, fortran_order or shape is missing");
-    }
-    if (fortran_order_ && extents_ > 1) {
-      throw DataError(fmt::format(
-          "{}: the array is stored by columns; save it with numpy.ascontiguousarray", file_));
-    }
-    return array_;
+/// Returns {'descr': '<u2', 'fortran_order': False, 'shape': (3, 4), }, which is Python, as JSON.
+std::string as_json(std::string text) {
+  constexpr std::string_view kPython = "'()TF";
+  constexpr std::string_view kJson = "\"[]tf";
+  char* last = nullptr;  // the character before this one, spaces left out
+  for (char& c : text) {
+    if (const size_t i = kPython.find(c); i != std::string_view::npos) c = kJson[i];
+    if (last != nullptr && *last == ',' && (c == ']' || c == '}')) *last = ' ';
+    if (c != ' ' && c != '\n') last = &c;
   }
+  return text;
+}
 
- private:
-  [[noreturn]] void fail(const std::string& what) const {
-    throw DataError(fmt::format("{}: the header is damaged at byte {}: {}", file_,
-                                first_byte_ + position_, what));
+NpyArray read_header(const std::string& text, const std::string& file) {
+  const std::string where = file + ": the header";
+  const nlohmann::json header = parse_json(as_json(text), where);
+  const auto damaged = [&](std::string_view what) {
+    return DataError(fmt::format("{} is damaged: {}", where, what));
+  };
+  if (header.size() != 3 || !header.contains("descr") || !header.contains("fortran_order") ||
+      !header.contains("shape")) {
+    throw damaged("its keys are not descr, fortran_order and shape");
   }
-
-  void skip_spaces() {
-    while (position_ < text_.size() && (text_[position_] == ' ' || text_[position_] == '\n')) {
-      ++position_;
+  const nlohmann::json& descr = header["descr"];
+  const nlohmann::json& by_columns = header["fortran_order"];
+  const nlohmann::json& shape = header["shape"];
+  if (!by_columns.is_boolean() || !shape.is_array()) {
+    throw damaged("fortran_order is not True or False, or shape is not a tuple");
+  }
+  if (!descr.is_string()) {
+    throw DataError(fmt::format("{}: its elements are records, not integers", file));
+  }
+  const std::optional<IdType> type = integer_type(descr.get<std::string_view>());
+  if (!type) {
+    throw DataError(fmt::format(
+        "{}: elements of type '{}' (expected little-endian integers of 1 to 8 bytes, such as "
+        "'<u2')",
+        file, descr.get<std::string_view>()));
+  }
+  NpyArray array = {.type = *type};
+  for (const nlohmann::json& extent : shape) {
+    if (!extent.is_number_unsigned() ||
+        __builtin_mul_overflow(array.count, extent.get<uint64_t>(), &array.count)) {
+      throw damaged("an extent is not a whole number, or there are more than 2^63 elements");
     }
   }
-
-  bool next_is(char wanted) {
-    skip_spaces();
-    return position_ < text_.size() && text_[position_] == wanted;
+  if (by_columns.get<bool>() && shape.size() > 1) {
+    throw DataError(fmt::format(
+        "{}: the array is stored by columns; save it with numpy.ascontiguousarray", file));
   }
-
-  void expect(char wanted) {
-    if (!next_is(wanted)) {
-      fail(fmt::format("expected '{}'", wanted));
-    }
-    ++position_;
-  }
-
-  std::string_view quoted() {
-    expect('\'');
-    const size_t end = text_.find('\'', position_);
-    if (end == std::string_view::npos) {
-      fail("a text without an end");
-    }
-    const std::string_view value = text_.substr(position_, end - position_);
-    position_ = end + 1;
-    return value;
-  }
-
-  void read_type() {
-    if (!next_is('\'')) {
-      throw DataError(fmt::format("{}: its elements are records, not integers", file_));
-    }
-    const std::string_view descr = quoted();
-    const std::optional<IdType> type = integer_type(descr);
-    if (!type) {
-      throw DataError(fmt::format(
-          "{}: elements of type '{}' (expected little-endian integers of 1 to 8 bytes, such as "
-          "'<u2')",
-          file_, descr));
-    }
-    array_.type = *type;
-    has_type_ = true;
-  }
-
-  void read_order() {
-    skip_spaces();
-    const std::string_view rest = text_.substr(position_);
-    fortran_order_ = rest.starts_with("True");
-    if (!fortran_order_ && !rest.starts_with("False")) {
-      fail("expected True or False");
-    }
-    position_ += fortran_order_ ? 4 : 5;
-    has_order_ = true;
-  }
-
-  int64_t extent() {
-    int64_t value = 0;
-    const size_t begin = position_;
-    while (position_ < text_.size() && std::isdigit(static_cast<unsigned char>(text_[position_]))) {
-      if (__builtin_mul_overflow(value, int64_t{10}, &value) ||
-          __builtin_add_overflow(value, int64_t{text_[position_] - '0'}, &value)) {
-        fail("an extent above 2^63");
-      }
-      ++position_;
-    }
-    if (position_ == begin) {
-      fail("expected an extent");
-    }
-    return value;
-  }
-
-  void read_shape() {
-    expect('(');
-    while (!next_is(')')) {
-      if (__builtin_mul_overflow(array_.count, extent(), &array_.count)) {
-        fail("more than 2^63 elements");
-      }
-      ++extents_;
-      if (!next_is(')')) {
-        expect(',');
-      }
-    }
-    expect(')');
-    has_shape_ = true;
-  }
-
-  std::string_view text_;
-  uint64_t first_byte_;
-  std::string file_;
-  size_t position_ = 0;
-  NpyArray array_;
-  int extents_ = 0;
-  bool fortran_order_ = false;
-  bool has_type_ = false, has_order_ = false, has_shape_ = false;
-};
+  return array;
+}
 
 std::shared_ptr<const TokenStore> npy_tokens(const std::filesystem::path& path, int64_t vocab_size,
                                              bool with_documents) {
-  TokenFile file = open_npy(path);
-  DocumentTable documents = with_documents ? read_shard_documents(file) : DocumentTable();
-  return std::make_shared<FileTokens>(std::move(file), vocab_size, std::move(documents));
-}
-
-}  // namespace
-
-TokenFile open_npy(const std::filesystem::path& path) {
   InputFile file(path);
   const std::string name = path.string();
   std::array<char, kVersionEnd> start = {};
@@ -218,7 +126,7 @@ TokenFile open_npy(const std::filesystem::path& path) {
   }
   std::string header(length, '\0');
   file.read(begin, header.data(), header.size());
-  const NpyArray array = NpyHeader(header, begin, name).read();
+  const NpyArray array = read_header(header, name);
   const uint64_t first = begin + length;
   const auto bytes = static_cast<uint64_t>(size_of(array.type));
   const uint64_t content = file.size() - first;
@@ -227,8 +135,12 @@ TokenFile open_npy(const std::filesystem::path& path) {
         fmt::format("{}: the header says {} elements of {} bytes, but {} bytes follow it", name,
                     array.count, bytes, content));
   }
-  return {std::move(file), array.type, first, array.count};
+  TokenFile tokens = {std::move(file), array.type, first, array.count};
+  DocumentTable documents = with_documents ? read_shard_documents(tokens) : DocumentTable();
+  return std::make_shared<FileTokens>(std::move(tokens), vocab_size, std::move(documents));
 }
+
+}  // namespace
 
 const DataFormat& npy_format() {
   static constexpr DataFormat kFormat = {

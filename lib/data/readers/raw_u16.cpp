@@ -74,9 +74,8 @@ bool is_raw_u16(const FileHead& head) {
   return true;
 }
 
-}  // namespace
-
-TokenFile open_raw_u16(const std::filesystem::path& path) {
+std::shared_ptr<const TokenStore> raw_u16_tokens(const std::filesystem::path& path,
+                                                 int64_t vocab_size, bool /*with_documents*/) {
   InputFile file(path);
   if (file.size() % 2 != 0) {
     throw DataError(
@@ -85,19 +84,18 @@ TokenFile open_raw_u16(const std::filesystem::path& path) {
                     path.string(), file.size()));
   }
   const auto count = static_cast<int64_t>(file.size() / 2);
-  return {std::move(file), IdType::u16, 0, count};
+  return std::make_shared<FileTokens>(TokenFile{std::move(file), IdType::u16, 0, count},
+                                      vocab_size);
 }
 
+}  // namespace
+
 const DataFormat& raw_u16_format() {
-  static constexpr DataFormat kFormat = {
-      .name = "raw_u16",
-      .suffixes = {".bin"},
-      .content = DataContent::tokens,
-      .matches = is_raw_u16,
-      .open = [](const std::filesystem::path& path, int64_t vocab_size,
-                 bool) -> std::shared_ptr<const TokenStore> {
-        return std::make_shared<FileTokens>(open_raw_u16(path), vocab_size);
-      }};
+  static constexpr DataFormat kFormat = {.name = "raw_u16",
+                                         .suffixes = {".bin"},
+                                         .content = DataContent::tokens,
+                                         .matches = is_raw_u16,
+                                         .open = raw_u16_tokens};
   return kFormat;
 }
 

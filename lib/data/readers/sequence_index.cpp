@@ -216,19 +216,20 @@ std::vector<std::filesystem::path> document_index_of(const std::filesystem::path
 }
 
 DocumentTable read_shard_documents(const TokenFile& shard) {
-  if (document_index_of(shard.path()).empty()) return {};
-  const auto bytes_per_token = static_cast<uint64_t>(shard.bytes_per_token());
-  const uint64_t end = shard.first_byte() + static_cast<uint64_t>(shard.size()) * bytes_per_token;
-  SequenceIndex index = read_sequence_index(shard.path(), end, true);
-  const auto first = static_cast<int64_t>(shard.first_byte() / bytes_per_token);
+  const std::filesystem::path& path = shard.file.path();
+  if (document_index_of(path).empty()) return {};
+  const auto bytes_per_token = static_cast<uint64_t>(size_of(shard.type));
+  const uint64_t end = shard.first_byte + static_cast<uint64_t>(shard.count) * bytes_per_token;
+  SequenceIndex index = read_sequence_index(path, end, true);
+  const auto first = static_cast<int64_t>(shard.first_byte / bytes_per_token);
   const bool is_one_run = index.runs.size() == 1 && index.runs[0].token_in_file == first;
-  if (size_of(index.type) != shard.bytes_per_token() || index.tokens != shard.size() ||
-      !(is_one_run || shard.size() == 0)) {
-    throw DataError(fmt::format(
-        "{}: it has {} tokens of {} bytes in {} runs, and {} has {} of {}, from byte "
-        "{} on; they do not belong together",
-        index_path(shard.path()).string(), index.tokens, size_of(index.type), index.runs.size(),
-        shard.path().string(), shard.size(), bytes_per_token, shard.first_byte()));
+  if (size_of(index.type) != size_of(shard.type) || index.tokens != shard.count ||
+      !(is_one_run || shard.count == 0)) {
+    throw DataError(
+        fmt::format("{}: it has {} tokens of {} bytes in {} runs, and {} has {} of {}, from byte "
+                    "{} on; they do not belong together",
+                    index_path(path).string(), index.tokens, size_of(index.type), index.runs.size(),
+                    path.string(), shard.count, bytes_per_token, shard.first_byte));
   }
   return std::move(index.table);
 }

@@ -24,16 +24,10 @@ constexpr std::pair<uint8_t, IdType> kIndexCodes[] = {{1, IdType::u8},  {2, IdTy
                                                       {3, IdType::i16}, {4, IdType::i32},
                                                       {5, IdType::i64}, {8, IdType::u16}};
 
-/// Sequences that follow one another in the file.
-struct SequenceRun {
-  int64_t first_token;    ///< counted over all runs
-  int64_t token_in_file;  ///< the same one, counted from the first byte of the file
-};
-
 /// The index of one file of token ids.
 struct SequenceIndex {
   IdType type = IdType::u16;
-  std::vector<SequenceRun> runs;
+  std::vector<SequenceRun> runs;  ///< of sequences, in the order of the index
   int64_t tokens = 0;
   int64_t documents = 0;
   DocumentTable table;  ///< documents that have tokens, if they were requested

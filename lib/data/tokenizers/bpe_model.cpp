@@ -1,43 +1,38 @@
-#include "data/tokenizers/bpe_model.h"
+// Byte-pair encoding (Sennrich et al., arXiv 1508.07909) as huggingface/tokenizers, src/models/bpe,
+// computes it: of all neighbours the pair of lowest rank merges first, the leftmost of equals.
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <optional>
 #include <queue>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "data/tokenizers/byte_alphabet.h"
+#include "data/tokenizers/pair_table.h"
 #include "data/tokenizers/piece_cache.h"
 #include "data/tokenizers/pre_tokenizers.h"
+#include "data/tokenizers/token_model.h"
 #include "data/tokenizers/unicode.h"
 #include "data/utf8.h"
 
 namespace fp8train::tokenizers {
 namespace {
 
-/// The token that two neighbours become. Pairs of a lower rank merge first.
-template <typename Rank>
-struct PairMerge {
-  Rank rank;
-  int32_t id;
-};
-
 /// Merges neighbouring tokens of `ids` in place, the best pair first, the leftmost of equals, until
 /// none is left: in O(n log n) by a heap over a linked list, with some 45 bytes for each token.
-/// `find(left, right)` returns the std::optional<PairMerge> of
-/// two ids, which is empty if they do not merge. Throws DataError for 2^32 ids.
-template <typename Rank, typename Find>
-void merge_pairs(std::vector<int32_t>& ids, const Find& find) {
+/// Throws DataError for 2^32 ids.
+void merge_pairs(std::vector<int32_t>& ids, const PairTable& merges) {
   constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
   constexpr int32_t kMergedAway = -1;
   struct Candidate {
-    PairMerge<Rank> merge;
+    Merge merge;
     uint32_t left;
     // Top of the heap: the lowest rank, then the leftmost position.
     bool operator<(const Candidate& other) const {
@@ -52,27 +47,28 @@ void merge_pairs(std::vector<int32_t>& ids, const Find& find) {
     next[i] = i + 1 < count ? i + 1 : kNone;
     previous[i] = i > 0 ? i - 1 : kNone;
   }
-  const auto merge_at = [&](uint32_t left) -> std::optional<PairMerge<Rank>> {
-    if (left == kNone || ids[left] == kMergedAway || next[left] == kNone) return std::nullopt;
-    return find(ids[left], ids[next[left]]);
+  const auto merge_at = [&](uint32_t left) -> Merge {
+    if (left == kNone || ids[left] == kMergedAway || next[left] == kNone) return {};
+    return merges.find(ids[left], ids[next[left]]);
   };
   std::vector<Candidate> first;
   for (uint32_t i = 0; i + 1 < count; ++i) {
-    if (const auto merge = merge_at(i)) first.push_back({*merge, i});
+    if (const Merge merge = merge_at(i); merge.rank != Merge::kNoRank) first.push_back({merge, i});
   }
   std::priority_queue<Candidate> heap(std::less<Candidate>(), std::move(first));
   while (!heap.empty()) {
     const auto [merge, left] = heap.top();
     heap.pop();
-    const auto now = merge_at(left);
-    if (!now || now->rank != merge.rank || now->id != merge.id) continue;  // a neighbour has merged
+    const Merge now = merge_at(left);
+    if (now.rank != merge.rank || now.id != merge.id) continue;  // a neighbour has merged
     const uint32_t right = next[left];
     ids[left] = merge.id;
     ids[right] = kMergedAway;
     next[left] = next[right];
     if (next[left] != kNone) previous[next[left]] = left;
     for (const uint32_t changed : {previous[left], left}) {
-      if (const auto found = merge_at(changed)) heap.push({*found, changed});
+      const Merge found = merge_at(changed);
+      if (found.rank != Merge::kNoRank) heap.push({found, changed});
     }
   }
   std::erase(ids, kMergedAway);
@@ -97,7 +93,40 @@ bool has_inner_mark(std::string_view token) {
   return false;
 }
 
-}  // namespace
+/// A BPE model. Immutable.
+class BpeModel final : public TokenModel {
+ public:
+  BpeModel(BpeVocabulary vocabulary, const std::string& where);
+
+  std::unique_ptr<Scratch> make_scratch() const override;
+  void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const override;
+
+ private:
+  class Memory;
+  using Texts = std::unordered_map<std::string_view, int32_t>;
+
+  void read_merges(const std::vector<std::pair<std::string, std::string>>& merges, const Texts& ids,
+                   const std::string& where);
+  void read_characters(const Texts& ids, const std::string& where);
+  int32_t id_of(char32_t character) const;
+  void encode_word(std::string_view word, Memory& memory, std::vector<int32_t>& ids) const;
+  void append_symbols(std::string_view word, std::vector<int32_t>& symbols) const;
+  void append_characters(std::string_view word, std::vector<int32_t>& symbols) const;
+  void merge_few(std::vector<int32_t>& symbols, std::vector<uint32_t>& ranks) const;
+
+  bool byte_level_;
+  bool byte_fallback_;
+  bool fuse_unknown_;
+  bool ignore_merges_;
+  bool cuts_at_mark_ = false;  ///< no token has U+2581 behind another character
+  int32_t unknown_ = -1;
+  std::array<int32_t, 256> bytes_ = {};  ///< ids of bytes, or of <0x00> to <0xFF>; -1: none
+  std::vector<int32_t> low_characters_;  ///< ids of characters below U+10000; -1: none
+  std::unordered_map<char32_t, int32_t> high_characters_;
+  PairTable merges_;
+  std::vector<std::string> bytes_of_tokens_;  ///< for ignore_merges
+  std::unordered_map<std::string_view, int32_t> whole_;
+};
 
 class BpeModel::Memory final : public TokenModel::Scratch {
  public:
@@ -233,7 +262,7 @@ void BpeModel::encode_word(std::string_view word, Memory& memory, std::vector<in
     if (memory.symbols.size() <= kFewSymbols) {
       merge_few(memory.symbols, memory.ranks);
     } else {
-      merge_many(memory.symbols);
+      merge_pairs(memory.symbols, merges_);
     }
   };
   const auto look_up = [&](auto& table) {
@@ -321,12 +350,10 @@ void BpeModel::merge_few(std::vector<int32_t>& symbols, std::vector<uint32_t>& r
   }
 }
 
-void BpeModel::merge_many(std::vector<int32_t>& symbols) const {
-  merge_pairs<uint32_t>(symbols, [this](int32_t left, int32_t right) {
-    const Merge merge = merges_.find(left, right);
-    using Pair = PairMerge<uint32_t>;
-    return merge.rank == Merge::kNoRank ? std::nullopt : std::optional(Pair{merge.rank, merge.id});
-  });
+}  // namespace
+
+std::unique_ptr<TokenModel> make_bpe_model(BpeVocabulary vocabulary, const std::string& where) {
+  return std::make_unique<BpeModel>(std::move(vocabulary), where);
 }
 
 }  // namespace fp8train::tokenizers

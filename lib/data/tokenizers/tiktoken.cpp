@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -13,14 +14,67 @@
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/text.h"
-#include "data/tokenizers/byte_level_file.h"
+#include "data/tokenizers/byte_alphabet.h"
+#include "data/tokenizers/own_format.h"
 #include "data/tokenizers/registry.h"
+#include "data/tokenizers/split_patterns.h"
 
 namespace fp8train::tokenizers {
 namespace {
 
 constexpr size_t kMostRankBytes = 64U << 20;
 constexpr size_t kMostTokenBytes = 1024;  // merges of a token take time in proportion to its square
+
+/// A special token of a vocabulary.
+struct SpecialToken {
+  std::string_view content;
+  int32_t id;
+};
+
+/// How a published vocabulary splits texts, and its special tokens (tiktoken_ext/openai_public.py;
+/// meta-llama/llama3, llama/tokenizer.py; QwenLM/Qwen, tokenization_qwen.py).
+struct RankPattern {
+  std::string_view name;
+  std::vector<std::string_view> file_names;  ///< of tiktoken files that are split so
+  std::string_view expression;               ///< empty: that of GPT-2
+  std::vector<SpecialToken> specials;
+};
+
+const std::vector<RankPattern>& rank_patterns() {
+  static const std::vector<RankPattern> kPatterns = {
+      {"r50k_base", {"r50k_base.tiktoken", "gpt2.tiktoken"}, "", {{"<|endoftext|>", 50256}}},
+      {"p50k_base", {"p50k_base.tiktoken"}, "", {{"<|endoftext|>", 50256}}},
+      {"cl100k_base",
+       {"cl100k_base.tiktoken"},
+       kLlama3Pattern,
+       {{"<|endoftext|>", 100257},
+        {"<|fim_prefix|>", 100258},
+        {"<|fim_middle|>", 100259},
+        {"<|fim_suffix|>", 100260},
+        {"<|endofprompt|>", 100276}}},
+      {"o200k_base",
+       {"o200k_base.tiktoken"},
+       kO200kPattern,
+       {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}},
+      {"llama3",
+       {"tokenizer.model", "llama3.tiktoken"},
+       kLlama3Pattern,
+       {{"<|begin_of_text|>", 128000},
+        {"<|end_of_text|>", 128001},
+        {"<|start_header_id|>", 128006},
+        {"<|end_header_id|>", 128007},
+        {"<|eot_id|>", 128009}}},
+      {"qwen",
+       {"qwen.tiktoken"},
+       kQwenPattern,
+       {{"<|endoftext|>", 151643}, {"<|im_start|>", 151644}, {"<|im_end|>", 151645}}}};
+  return kPatterns;
+}
+
+/// Returns the names of all patterns for messages: "r50k_base, p50k_base, ...".
+std::string rank_pattern_names() {
+  return joined(rank_patterns(), &RankPattern::name);
+}
 
 const RankPattern& pattern_of(const TokenizerProbe& probe) {
   const std::string file = probe.path.filename().string();
@@ -97,22 +151,53 @@ Ranks read_ranks(const std::string& text, const std::string& where) {
   return ranks;
 }
 
-ByteLevelFile file_of(Ranks ranks, const RankPattern& pattern) {
-  ByteLevelFile file;
-  file.expression = pattern.expression;
-  file.specials = pattern.specials;
-  file.ignore_merges = true;
+/// Returns the field "pre_tokenizer" for an expression as in RankPattern.
+nlohmann::ordered_json byte_level_pre_tokenizer(std::string_view expression) {
+  nlohmann::ordered_json level = {{"type", "ByteLevel"},
+                                  {"add_prefix_space", false},
+                                  {"trim_offsets", true},
+                                  {"use_regex", expression.empty()}};
+  if (expression.empty()) return level;
+  nlohmann::ordered_json split = {{"type", "Split"},
+                                  {"pattern", {{"Regex", expression}}},
+                                  {"behavior", "Isolated"},
+                                  {"invert", false}};
+  nlohmann::ordered_json stages = nlohmann::ordered_json::array();
+  stages.push_back(std::move(split));
+  stages.push_back(std::move(level));
+  return {{"type", "Sequence"}, {"pretokenizers", std::move(stages)}};
+}
+
+/// Returns the text of tokenizer.json.
+std::string json_of(const Ranks& ranks, const RankPattern& pattern) {
   std::unordered_map<std::string_view, int32_t> rank_of;
-  for (const auto& [bytes, rank] : ranks) rank_of.emplace(bytes, rank);
+  nlohmann::ordered_json vocabulary = nlohmann::ordered_json::object();
+  for (const auto& [bytes, rank] : ranks) {
+    rank_of.emplace(bytes, rank);
+    // emplace_back: operator[] would search all earlier keys
+    vocabulary.get_ref<nlohmann::ordered_json::object_t&>().emplace_back(spelled(bytes), rank);
+  }
+  nlohmann::ordered_json document = transformers_document(std::move(vocabulary));
+  auto& merges = document["model"]["merges"];
   for (const auto& [bytes, rank] : ranks) {
     for (size_t cut = 1; cut < bytes.size(); ++cut) {
       const std::string_view left = std::string_view(bytes).substr(0, cut);
       const std::string_view right = std::string_view(bytes).substr(cut);
-      if (rank_of.contains(left) && rank_of.contains(right)) file.merges.emplace_back(left, right);
+      if (rank_of.contains(left) && rank_of.contains(right)) {
+        merges.push_back(nlohmann::ordered_json::array({spelled(left), spelled(right)}));
+      }
     }
   }
-  file.tokens = std::move(ranks);
-  return file;
+  document["model"]["ignore_merges"] = true;
+  for (const SpecialToken& token : pattern.specials) {
+    nlohmann::ordered_json entry = {
+        {"id", token.id},  {"content", token.content}, {"single_word", false}, {"lstrip", false},
+        {"rstrip", false}, {"normalized", false},      {"special", true}};
+    document["added_tokens"].push_back(std::move(entry));
+  }
+  document["pre_tokenizer"] = byte_level_pre_tokenizer(pattern.expression);
+  document["decoder"] = byte_level_pre_tokenizer("");
+  return document.dump(1) + "\n";
 }
 
 }  // namespace
@@ -126,8 +211,8 @@ bool is_tiktoken(const TokenizerProbe& probe) {
 std::unique_ptr<Tokenizer> open_tiktoken(const TokenizerProbe& probe) {
   const RankPattern& pattern = pattern_of(probe);
   const std::string where = probe.path.string();
-  Ranks ranks = read_ranks(read_text_file(probe.path, kMostRankBytes), where);
-  return tokenizer_from_json(byte_level_json(file_of(std::move(ranks), pattern)), where);
+  const Ranks ranks = read_ranks(read_text_file(probe.path, kMostRankBytes), where);
+  return tokenizer_from_json(json_of(ranks, pattern), where);
 }
 
 }  // namespace fp8train::tokenizers

@@ -7,9 +7,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
-#include "data/tokenizers/bpe_model.h"
 #include "data/tokenizers/text_matcher.h"
-#include "data/tokenizers/unigram_model.h"
 #include "data/utf8.h"
 
 namespace fp8train::tokenizers {
@@ -185,7 +183,7 @@ std::unique_ptr<TokenModel> read_bpe(const JsonPart& part, bool byte_level) {
   vocabulary.byte_fallback = part.flag_or("byte_fallback", false);
   vocabulary.fuse_unknown = part.flag_or("fuse_unk", false);
   vocabulary.ignore_merges = part.flag_or("ignore_merges", false);
-  return std::make_unique<BpeModel>(std::move(vocabulary), part.where());
+  return make_bpe_model(std::move(vocabulary), part.where());
 }
 
 std::unique_ptr<TokenModel> read_unigram(const JsonPart& part, bool byte_level) {
@@ -205,7 +203,7 @@ std::unique_ptr<TokenModel> read_unigram(const JsonPart& part, bool byte_level) 
   }
   vocabulary.unknown = part.has("unk_id") ? part.number("unk_id") : -1;
   vocabulary.byte_fallback = part.flag_or("byte_fallback", false);
-  return std::make_unique<UnigramModel>(std::move(vocabulary), part.where());
+  return make_unigram_model(std::move(vocabulary), part.where());
 }
 
 std::unique_ptr<TokenModel> read_words(const JsonPart& part, bool byte_level) {

@@ -49,6 +49,35 @@ class TokenModel {
   std::vector<std::string> tokens_;
 };
 
+/// The tables and flags of a BPE model.
+struct BpeVocabulary {
+  std::vector<std::string> tokens;  ///< by id, as the file spells them; holes are empty
+  std::vector<std::pair<std::string, std::string>> merges;  ///< in the order of their ranks
+  std::string unknown;         ///< the token of unknown characters; empty: they are left out
+  bool byte_level = false;     ///< pieces are bytes, tokens are spelled in the byte alphabet
+  bool byte_fallback = false;  ///< characters without a token become <0x00> to <0xFF>
+  bool fuse_unknown = false;   ///< neighbouring unknown characters are one token
+  bool ignore_merges = false;  ///< a piece that is a token stays whole
+};
+
+/// Makes a model of byte-pair encoding. Throws DataError, which begins with `where`, if a merge
+/// names a token that the vocabulary does not have, `unknown` is none of its tokens, or no token of
+/// a byte-level one is a single byte.
+std::unique_ptr<TokenModel> make_bpe_model(BpeVocabulary vocabulary, const std::string& where);
+
+/// The tables of a Unigram model.
+struct UnigramVocabulary {
+  std::vector<std::string> tokens;  ///< by id
+  std::vector<double> scores;       ///< logarithms of probabilities
+  int64_t unknown = -1;             ///< id of unknown characters; -1: encode() refuses them
+  bool byte_fallback = false;       ///< unknown characters become <0x00> to <0xFF>
+};
+
+/// Makes a unigram language model. Throws DataError, which begins with `where`, for an unknown id
+/// outside the vocabulary or a score that is not finite, and as TextMatcher does.
+std::unique_ptr<TokenModel> make_unigram_model(UnigramVocabulary vocabulary,
+                                               const std::string& where);
+
 /// Reads the field "model" of a tokenizer.json. `byte_level`: pieces are bytes, and tokens are
 /// spelled in GPT-2's byte-level alphabet. Throws DataError for a kind that is not supported or a
 /// table that contradicts itself.

@@ -191,26 +191,6 @@ bool is_control(char32_t c) {
   return found == UTF8PROC_CATEGORY_CN || found >= UTF8PROC_CATEGORY_CC;
 }
 
-size_t spaces_at_start(std::string_view text, bool (*is_space)(char32_t)) {
-  size_t end = 0;
-  while (end < text.size()) {
-    const CodePoint c = whole_code_point_at(text, end);
-    if (!is_space(c.value)) break;
-    end += c.bytes;
-  }
-  return end;
-}
-
-size_t without_spaces_at_end(std::string_view text, bool (*is_space)(char32_t)) {
-  size_t end = text.size();
-  while (end > 0) {
-    const CodePoint c = code_point_before(text, end);
-    if (!is_space(c.value)) break;
-    end -= c.bytes;
-  }
-  return end;
-}
-
 void normalize(std::string& text, NormalForm form) {
   if (is_ascii(text) || (form == NormalForm::nfc && is_surely_composed(text))) {
     return;

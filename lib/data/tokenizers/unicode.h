@@ -59,10 +59,29 @@ bool is_mark(char32_t c);             ///< categories M*
 bool is_nonspacing_mark(char32_t c);  ///< category Mn
 bool is_control(char32_t c);          ///< categories C*
 
-/// Returns the number of bytes of white space that `text` begins with. `text` may be any bytes.
-size_t spaces_at_start(std::string_view text, bool (*is_space)(char32_t) = is_white_space);
-/// Returns the byte at which the white space at the end of `text` begins. `text` may be any bytes.
-size_t without_spaces_at_end(std::string_view text, bool (*is_space)(char32_t) = is_white_space);
+/// Returns the number of bytes of white space, or of what `is_space` says, that `text` begins with.
+/// `text` may be any bytes.
+template <typename IsSpace = bool (*)(char32_t)>
+size_t spaces_at_start(std::string_view text, IsSpace is_space = is_white_space) {
+  size_t end = 0;
+  while (end < text.size()) {
+    const CodePoint c = whole_code_point_at(text, end);
+    if (!is_space(c.value)) break;
+    end += c.bytes;
+  }
+  return end;
+}
+/// Returns the byte at which the same at the end of `text` begins. `text` may be any bytes.
+template <typename IsSpace = bool (*)(char32_t)>
+size_t without_spaces_at_end(std::string_view text, IsSpace is_space = is_white_space) {
+  size_t end = text.size();
+  while (end > 0) {
+    const CodePoint c = code_point_before(text, end);
+    if (!is_space(c.value)) break;
+    end -= c.bytes;
+  }
+  return end;
+}
 
 /// The normal forms of Unicode standard annex 15.
 enum class NormalForm : uint8_t { nfc, nfd, nfkc, nfkd };

@@ -1,13 +1,20 @@
-#include "data/tokenizers/unigram_model.h"
+// The unigram language model (Kudo, arXiv 1804.10959) as huggingface/tokenizers,
+// src/models/unigram, computes it: of all ways to write a piece as tokens the one with the highest
+// sum of scores. Encoding takes time in proportion to the piece and to the tokens that are found in
+// it, at each character as many as tokens have different lengths, and 16 bytes of memory for each
+// byte of the piece.
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
 #include "base/error.h"
 #include "data/tokenizers/byte_alphabet.h"
+#include "data/tokenizers/text_matcher.h"
+#include "data/tokenizers/token_model.h"
 #include "data/tokenizers/unicode.h"
 
 namespace fp8train::tokenizers {
@@ -24,7 +31,27 @@ std::vector<TextMatcher::Entry> entries_of(const std::vector<std::string>& token
   return entries;
 }
 
-}  // namespace
+/// A Unigram model. Immutable.
+class UnigramModel final : public TokenModel {
+ public:
+  UnigramModel(UnigramVocabulary vocabulary, const std::string& where);
+
+  std::unique_ptr<Scratch> make_scratch() const override;
+  void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const override;
+
+ private:
+  class Memory;
+  void find_best_path(std::string_view piece, Memory& memory) const;
+  void append_unknown(std::string_view text, std::vector<int32_t>& ids) const;
+
+  std::vector<double> scores_;
+  int32_t unknown_;
+  bool byte_fallback_;
+  double unknown_score_ = 0;
+  std::array<int32_t, 256> bytes_ = {};
+  TextMatcher matcher_;
+  std::string where_;
+};
 
 class UnigramModel::Memory final : public TokenModel::Scratch {
  public:
@@ -127,6 +154,13 @@ void UnigramModel::encode(std::string_view piece, Scratch& scratch,
       unknown_begin = piece.size();
     }
   }
+}
+
+}  // namespace
+
+std::unique_ptr<TokenModel> make_unigram_model(UnigramVocabulary vocabulary,
+                                               const std::string& where) {
+  return std::make_unique<UnigramModel>(std::move(vocabulary), where);
 }
 
 }  // namespace fp8train::tokenizers

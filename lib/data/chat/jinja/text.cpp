@@ -9,30 +9,6 @@
 namespace fp8train::jinja {
 namespace {
 
-/// The first byte of `text` that stays where `drops` code points at its start go.
-template <typename Drops>
-size_t first_left(std::string_view text, const Drops& drops) {
-  size_t at = 0;
-  while (at < text.size()) {
-    const tokenizers::CodePoint c = tokenizers::whole_code_point_at(text, at);
-    if (!drops(c.value)) break;
-    at += c.bytes;
-  }
-  return at;
-}
-
-/// The end of what stays of [begin, size) where they go at its end.
-template <typename Drops>
-size_t end_of_left(std::string_view text, size_t begin, const Drops& drops) {
-  size_t end = text.size();
-  while (end > begin) {
-    const tokenizers::CodePoint c = tokenizers::code_point_before(text, end);
-    if (!drops(c.value)) break;
-    end -= c.bytes;
-  }
-  return end;
-}
-
 using tokenizers::CodePoint;
 
 /// Changes each code point: `raises` says of one after another which becomes upper case.
@@ -135,9 +111,10 @@ Text stripped(const Text& text, bool at_start, bool at_end, const std::string* c
     return characters == nullptr ? is_python_space(c)
                                  : std::binary_search(set.begin(), set.end(), c);
   };
-  const size_t begin = at_start ? first_left(text.bytes, drops) : 0;
-  const size_t end = at_end ? end_of_left(text.bytes, begin, drops) : text.bytes.size();
-  return text.slice(begin, end);
+  const size_t begin = at_start ? tokenizers::spaces_at_start(text.bytes, drops) : 0;
+  const size_t end =
+      at_end ? tokenizers::without_spaces_at_end(text.bytes, drops) : text.bytes.size();
+  return text.slice(begin, std::max(begin, end));
 }
 
 size_t find_in(std::string_view text, std::string_view part, size_t from) {
@@ -198,23 +175,11 @@ bool is_spaces(std::string_view text) {
 }
 
 size_t end_of_first_word(std::string_view text) {
-  size_t at = 0;
-  while (at < text.size()) {
-    const tokenizers::CodePoint c = tokenizers::whole_code_point_at(text, at);
-    if (is_python_space(c.value)) break;
-    at += c.bytes;
-  }
-  return at;
+  return tokenizers::spaces_at_start(text, [](char32_t c) { return !is_python_space(c); });
 }
 
 size_t start_of_last_word(std::string_view text) {
-  size_t at = text.size();
-  while (at > 0) {
-    const tokenizers::CodePoint c = tokenizers::code_point_before(text, at);
-    if (is_python_space(c.value)) break;
-    at -= c.bytes;
-  }
-  return at;
+  return tokenizers::without_spaces_at_end(text, [](char32_t c) { return !is_python_space(c); });
 }
 
 }  // namespace fp8train::jinja

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "data/tokenizers/unicode.h"
@@ -71,33 +72,6 @@ std::string repr_of_dict(const Dict& dict) {
   return out + "}";
 }
 
-void append_escaped(std::string& out, char32_t c) {
-  if (c > 0xFFFF) {
-    out += fmt::format("\\u{:04x}\\u{:04x}", 0xD7C0 + (c >> 10), 0xDC00 + (c & 0x3FF));
-  } else {
-    out += fmt::format("\\u{:04x}", static_cast<uint32_t>(c));
-  }
-}
-
-std::string json_text(std::string_view text, bool only_ascii) {
-  constexpr std::string_view kPlain = "\"\\\n\r\t\b\f", kLetters = "\"\\nrtbf";
-  std::string out = "\"";
-  for (size_t at = 0; at < text.size();) {
-    const tokenizers::CodePoint c = tokenizers::whole_code_point_at(text, at);
-    const size_t plain = c.bytes == 1 ? kPlain.find(text[at]) : std::string_view::npos;
-    if (plain != std::string_view::npos) {
-      out += '\\';
-      out += kLetters[plain];
-    } else if (c.value < 0x20 || (only_ascii && c.value > 0x7E)) {
-      append_escaped(out, c.value);
-    } else {
-      out += text.substr(at, c.bytes);
-    }
-    at += c.bytes;
-  }
-  return out + '"';
-}
-
 /// Writes one value after another.
 struct JsonWriter {
   const JsonStyle& style;
@@ -117,7 +91,8 @@ struct JsonWriter {
 
   void write(const Value& value) {
     if (const Text* text = value.as_text()) {
-      out += json_text(text->bytes, style.only_ascii);
+      out += nlohmann::json(text->bytes)
+                 .dump(-1, ' ', style.only_ascii, nlohmann::json::error_handler_t::replace);
     } else if (const List* list = value.as_list(); list != nullptr && list->has_sum()) {
       write_list(*list);
     } else if (const Dict* dict = value.as_dict()) {
