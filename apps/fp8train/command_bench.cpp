@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/not_copied.h"
 #include "base/screen.h"
 #include "bench/parts.h"
 #include "bench/step_model.h"
@@ -103,7 +104,7 @@ void print_report(const Json& json) {
 }
 
 /// Prints reports as they come: one alone, or several as a list of JSON or as blocks of text.
-class ReportPrinter {
+class ReportPrinter : NotCopied {
  public:
   explicit ReportPrinter(const BenchOptions& options)
       : as_json_(options.json), is_list_(options.step.plan.find(',') != std::string::npos) {}
@@ -113,8 +114,6 @@ class ReportPrinter {
       std::fputs(is_list_ ? "\n]\n" : "\n", stdout);
     }
   }
-  ReportPrinter(const ReportPrinter&) = delete;
-  ReportPrinter& operator=(const ReportPrinter&) = delete;
 
   void add(const Json& report) {
     if (as_json_) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/not_copied.h"
 #include "train/run_listener.h"
 
 namespace fp8train {
@@ -23,7 +24,7 @@ std::string describe(const StepMetrics& metrics,
 
 /// Writes each line to the end of the run's log too. If `out` cannot be written (a closed pipe, a
 /// full disk), a warning says so once, and the log continues alone. It does not stop the run.
-class RunScreen : public RunListener {
+class RunScreen : public RunListener, NotCopied {
  public:
   enum class Style { pretty, plain, quiet };  ///< quiet: the log only
 
@@ -31,8 +32,6 @@ class RunScreen : public RunListener {
   RunScreen(Style style, std::FILE* out, bool verbose = false)
       : style_(style), out_(out), verbose_(verbose) {}
   ~RunScreen() override;
-  RunScreen(const RunScreen&) = delete;
-  RunScreen& operator=(const RunScreen&) = delete;
 
   /// Throws DeviceError if the log cannot be opened.
   void opened(const RunDirectory& directory) override;

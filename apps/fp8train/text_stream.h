@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/not_copied.h"
 #include "data/tokenizer.h"
 
 namespace fp8train {
@@ -39,12 +40,10 @@ inline constexpr const char* kRenew = "\r\x1b[K";  ///< begins the line of a ter
 
 /// How far a long work is, on standard error: one line that is renewed on a terminal, elsewhere a
 /// line every five seconds.
-class ProgressLine {
+class ProgressLine : NotCopied {
  public:
   ProgressLine();
   ~ProgressLine() { finish(); }
-  ProgressLine(const ProgressLine&) = delete;
-  ProgressLine& operator=(const ProgressLine&) = delete;
 
   /// Prints the text that `text()` returns, without a line feed, if it is time for it.
   template <class Text>

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/atomic_file.h"
+#include "base/not_copied.h"
 #include "base/screen.h"
 
 namespace fp8train {
@@ -41,12 +42,10 @@ spdlog::logger& logger() {
 }
 
 /// The lines at the end of a file. A line that cannot be written is reported by spdlog.
-class FileSink : public spdlog::sinks::base_sink<std::mutex> {
+class FileSink : public spdlog::sinks::base_sink<std::mutex>, NotCopied {
  public:
   explicit FileSink(const std::string& path) : path_(path), descriptor_(open_to_append(path)) {}
   ~FileSink() override { close_file(descriptor_); }
-  FileSink(const FileSink&) = delete;
-  FileSink& operator=(const FileSink&) = delete;
 
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/not_copied.h"
 #include "comm/communicator.h"
 
 namespace fp8train {
@@ -32,7 +33,7 @@ class RelayedOperation {
   std::vector<RelayedPart> sent_, received_;
 };
 
-class RelayedWork final : public PendingWork {
+class RelayedWork final : public PendingWork, NotCopied {
  public:
   /// `bring`, called by wait(), copies the received bytes to where they belong; `release`, called
   /// by the destructor, gives back the memory between.
@@ -42,8 +43,6 @@ class RelayedWork final : public PendingWork {
     work_ = Work();  // before its memory is another's
     release_();
   }
-  RelayedWork(const RelayedWork&) = delete;
-  RelayedWork& operator=(const RelayedWork&) = delete;
 
   bool done() override { return work_.done(); }
   void wait() override {

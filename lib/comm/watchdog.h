@@ -14,20 +14,19 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/not_copied.h"
 #include "device/device.h"
 
 namespace fp8train {
 
 /// The thread runs as long as this object lives.
-class Watchdog {
+class Watchdog : NotCopied {
  public:
   /// `failure` says what is wrong with the communicator, empty: nothing; `give_up` ends the
   /// operations that are under way. Both are called by the thread, and `give_up` also by fail(),
   /// once.
   Watchdog(std::function<std::string()> failure, std::function<void()> give_up);
   ~Watchdog();
-  Watchdog(const Watchdog&) = delete;
-  Watchdog& operator=(const Watchdog&) = delete;
 
   /// An operation that ends with its event; `what`, such as "rank 1: all_gather 17", names it in
   /// messages.

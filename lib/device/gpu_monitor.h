@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/not_copied.h"
+
 namespace fp8train {
 
 /// The state of a GPU. Values that the library does not report are absent.
@@ -25,14 +27,12 @@ struct GpuState {
 };
 
 /// The management library of the driver. Not thread-safe.
-class GpuMonitor {
+class GpuMonitor : NotCopied {
  public:
   /// Opens the libraries; without them nothing is known. The names are others in tests.
   explicit GpuMonitor(const char* management = "libnvidia-ml.so.1",
                       const char* driver = "libcuda.so.1");
   ~GpuMonitor();
-  GpuMonitor(const GpuMonitor&) = delete;
-  GpuMonitor& operator=(const GpuMonitor&) = delete;
 
   /// Returns the states of all GPUs of the machine.
   std::vector<GpuState> all() const;

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/not_copied.h"
 #include "base/trace.h"
 #include "comm/backends/backends.h"
 #include "device/meta/meta_device.h"
@@ -67,7 +68,7 @@ void add_times(Counted& total, const Counted& from, const Counted& to, int64_t t
 constexpr size_t kNcclBytes = size_t{1} << 30;
 
 /// Logs the calls of a device while it lives, with the names of open spans.
-class CallLog {
+class CallLog : NotCopied {
  public:
   CallLog(MetaDevice& device, OpLog& calls) : device_(device) {
     set_tracing(true);
@@ -77,8 +78,6 @@ class CallLog {
     device_.set_log(nullptr);
     set_tracing(false);
   }
-  CallLog(const CallLog&) = delete;
-  CallLog& operator=(const CallLog&) = delete;
 
  private:
   MetaDevice& device_;

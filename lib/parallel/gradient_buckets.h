@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/not_copied.h"
 #include "comm/exchange/gradient_exchange.h"
 #include "device/device.h"
 #include "nn/context.h"
@@ -21,7 +22,7 @@ namespace fp8train {
 inline constexpr const char* kFinishExchangeSpan = "finish_exchange";
 
 /// Runs the exchange of each bucket as soon as backward has completed its gradients.
-class GradientBuckets final : public GradientListener {
+class GradientBuckets final : public GradientListener, NotCopied {
  public:
   /// One bucket: its parameters, by their index in the store, and how their gradients are
   /// exchanged.
@@ -39,8 +40,6 @@ class GradientBuckets final : public GradientListener {
   /// parameters of the store. Every sum is divided by the ranks of `comm`. Collective.
   GradientBuckets(Communicator& comm, Device& device, size_t parameters,
                   std::vector<Bucket> buckets);
-  GradientBuckets(const GradientBuckets&) = delete;  // exchanges point into it
-  GradientBuckets& operator=(const GradientBuckets&) = delete;
 
   /// Must be called before the backward pass that completes the gradients. `last`: no later pass of
   /// the step adds to the shards.

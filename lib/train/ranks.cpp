@@ -17,30 +17,23 @@
 #include "base/error.h"
 #include "base/flight_recorder.h"
 #include "base/key_error.h"
+#include "base/on_exit.h"
 #include "base/text.h"
 #include "config/show.h"
 
 namespace fp8train {
 namespace {
 
-/// While it lives, collectives that are started may take as long as the watchdog leaves to the
-/// calling thread's section, and no less than comm.timeout.
-class SectionTimeout {
- public:
-  explicit SectionTimeout(Communicator& comm) : comm_(&comm), before_(comm.timeout()) {
-    constexpr double kAnyTime = 1e9;
-    const FlightRecorder* const recorder = flight_recorder();
-    const double limit = recorder == nullptr ? before_ : recorder->limit(recorder->section());
-    comm.set_timeout(limit == 0 ? kAnyTime : std::max(before_, limit));
-  }
-  ~SectionTimeout() { comm_->set_timeout(before_); }
-  SectionTimeout(const SectionTimeout&) = delete;
-  SectionTimeout& operator=(const SectionTimeout&) = delete;
-
- private:
-  Communicator* comm_;
-  double before_;
-};
+/// Lets collectives that are started take as long as the watchdog leaves to the calling thread's
+/// section, and no less than comm.timeout, until the returned object's end.
+auto extend_timeout(Communicator& comm) {
+  constexpr double kAnyTime = 1e9;
+  const double before = comm.timeout();
+  const FlightRecorder* const recorder = flight_recorder();
+  const double limit = recorder == nullptr ? before : recorder->limit(recorder->section());
+  comm.set_timeout(limit == 0 ? kAnyTime : std::max(before, limit));
+  return OnExit([&comm, before] { comm.set_timeout(before); });
+}
 
 /// Returns the facts in which a rank differs from rank 0: "optimizer.lr: 0.001 -> 0.002; ...".
 std::string differences(const RunFacts& of_first, const RunFacts& other) {
@@ -165,7 +158,7 @@ void share_weights(const Mesh& mesh, Device& device, const ParameterStore& param
 }
 
 void wait_for_first_rank(Communicator& comm) {
-  const SectionTimeout timeout(comm);
+  const auto timeout = extend_timeout(comm);
   comm.barrier().wait();
 }
 
@@ -180,7 +173,7 @@ bool first_rank_says(Communicator& comm, bool mine) {
 }
 
 bool Heartbeat::first_rank_works(bool mine) {
-  const SectionTimeout timeout(*comm_);
+  const auto timeout = extend_timeout(*comm_);
   return first_rank_says(*comm_, mine);
 }
 

@@ -15,6 +15,7 @@
 #include "base/flight_recorder.h"
 #include "base/log.h"
 #include "base/math.h"
+#include "base/on_exit.h"
 #include "base/signals.h"
 #include "config/load.h"
 #include "config/show.h"
@@ -550,9 +551,19 @@ RunOutcome train_on_ranks(const RunRequest& request, Communicator& comm) {
     {
       RankDevice rank_device = take_device(request.settings, comm);
       Communicator& ranks = rank_device.comm != nullptr ? *rank_device.comm : comm;
-      const WatchedRanks watched(request.watchdog, ranks);
+      const auto watch_ranks = [&](Communicator* watched) {
+        if (request.watchdog != nullptr) {
+          request.watchdog->watch_ranks(watched);
+        }
+      };
+      watch_ranks(&ranks);
+      const OnExit unwatch([&] { watch_ranks(nullptr); });
       Run run(start_run(request, ranks, rank_device), request, ranks);
-      const EndSection end;
+      const OnExit end([] {
+        if (FlightRecorder* const recorder = flight_recorder()) {
+          recorder->enter(Section::end);
+        }
+      });
       try {
         outcome = with_report([&] { return run.run(); });
       } catch (...) {

@@ -13,7 +13,9 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-StateFormats formats_of(const PlanRequest& request) {
+using OrderedJson = nlohmann::ordered_json;
+
+OrderedJson formats_of(const PlanRequest& request) {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   EngineSettings settings = small_llama(request.plan);
   settings.plan = resolve_plan(request);
@@ -21,52 +23,56 @@ StateFormats formats_of(const PlanRequest& request) {
   return state_formats(engine.model());
 }
 
-StateFormats formats_of(const std::string& plan) {
+OrderedJson formats_of(const std::string& plan) {
   PlanRequest request;
   request.plan = plan;
   return formats_of(request);
 }
 
 /// As state.json returns them.
-StateFormats saved(const StateFormats& formats) {
-  return read_state_formats(nlohmann::json::parse(json_of(formats).dump()));
+nlohmann::json saved(const OrderedJson& formats) {
+  return nlohmann::json::parse(formats.dump());
 }
 
 /// All roles are in bf16, and one layer of two has formats of its own.
-StateFormats small_formats() {
-  const TensorFormat bf16 = plain(DType::bf16);
-  const OperandFormats operands = {bf16, bf16, bf16, bf16, bf16, bf16};
-  const TensorFormat scaled = parse_format("e4m3 1x128 current");
-  return {.operands = operands,
-          .weight = bf16,
-          .master_weight = bf16,
-          .weight_gradient = bf16,
-          .gradient_wire = bf16,
-          .moment1 = bf16,
-          .moment2 = bf16,
-          .layers = {{"down", {scaled, bf16, bf16, bf16, bf16, scaled}}, {"up", operands}},
-          .scaled_tensors = {"down.x", "down.w"}};
+OrderedJson small_formats() {
+  return OrderedJson::parse(R"({
+    "fprop_x": "bf16", "fprop_w": "bf16", "dgrad_dy": "bf16", "dgrad_w": "bf16",
+    "wgrad_dy": "bf16", "wgrad_x": "bf16", "weight": "bf16", "master_weight": "bf16",
+    "weight_gradient": "bf16", "gradient_wire": "bf16", "moment1": "bf16", "moment2": "bf16",
+    "layers": {
+      "down": {"fprop_x": "e4m3 1x128 current", "fprop_w": "bf16", "dgrad_dy": "bf16",
+               "dgrad_w": "bf16", "wgrad_dy": "bf16", "wgrad_x": "e4m3 1x128 current"},
+      "up": {"fprop_x": "bf16", "fprop_w": "bf16", "dgrad_dy": "bf16", "dgrad_w": "bf16",
+             "wgrad_dy": "bf16", "wgrad_x": "bf16"}},
+    "scaled_tensors": ["down.x", "down.w"]})");
 }
 
-void check_operands(const OperandFormats& operands, const char* name) {
+void check_operands(const OrderedJson& operands, const char* name) {
   const PrecisionPlan plan = plan_named(name);
-  CHECK(operands.fprop_x == plan.fprop.a);
-  CHECK(operands.fprop_w == plan.fprop.b);
-  CHECK(operands.dgrad_dy == plan.dgrad.a);
-  CHECK(operands.dgrad_w == plan.dgrad.b);
-  CHECK(operands.wgrad_dy == plan.wgrad.a);
-  CHECK(operands.wgrad_x == plan.wgrad.b);
+  CHECK(operands.at("fprop_x") == describe(plan.fprop.a));
+  CHECK(operands.at("fprop_w") == describe(plan.fprop.b));
+  CHECK(operands.at("dgrad_dy") == describe(plan.dgrad.a));
+  CHECK(operands.at("dgrad_w") == describe(plan.dgrad.b));
+  CHECK(operands.at("wgrad_dy") == describe(plan.wgrad.a));
+  CHECK(operands.at("wgrad_x") == describe(plan.wgrad.b));
 }
 
 TEST_CASE("formats of every plan are read from JSON as they were written") {
   for (const std::string& plan : plan_names()) {
     CAPTURE(plan);
-    const StateFormats formats = formats_of(plan);
+    const OrderedJson formats = formats_of(plan);
+    const PrecisionPlan expected = plan_named(plan);
     CHECK(format_changes(saved(formats), formats).empty());
-    CHECK(json_of(saved(formats)) == json_of(formats));
-    CHECK(json_of(formats).at("moment2") == describe(plan_named(plan).moment2));
-    CHECK(json_of(formats).contains("master_weight") == plan_named(plan).master_weight.has_value());
-    CHECK(formats.scaled_tensors.empty() != has_scaled_gemms(plan_named(plan)));
+    CHECK(read_state_formats(saved(formats)) == saved(formats));
+    check_operands(formats, plan.c_str());
+    CHECK(formats.at("weight") == describe(expected.weight));
+    CHECK(formats.at("weight_gradient") == describe(expected.weight_gradient));
+    CHECK(formats.at("gradient_wire") == describe(expected.gradient_wire));
+    CHECK(formats.at("moment1") == describe(expected.moment1));
+    CHECK(formats.at("moment2") == describe(expected.moment2));
+    CHECK(formats.contains("master_weight") == expected.master_weight.has_value());
+    CHECK(formats.at("scaled_tensors").empty() != has_scaled_gemms(expected));
   }
 }
 
@@ -76,13 +82,11 @@ TEST_CASE("a layer with a plan of its own has the operands of that plan") {
   request.layers = {{.pattern = "*.mlp.up", .plan = "te-blockwise"},
                     {.pattern = "*.mlp.down", .plan = "te-delayed"},
                     {.pattern = "layers.1.*", .plan = "bf16"}};
-  const StateFormats formats = formats_of(request);
-  REQUIRE(formats.layers.size() == 2);
-  check_operands(formats.operands, "te-current");
-  CHECK(formats.layers[0].name == "layers.0.mlp.up");
-  check_operands(formats.layers[0].operands, "te-blockwise");
-  CHECK(formats.layers[1].name == "layers.0.mlp.down");
-  check_operands(formats.layers[1].operands, "te-delayed");
+  const OrderedJson formats = formats_of(request);
+  REQUIRE(formats.at("layers").size() == 2);
+  check_operands(formats, "te-current");
+  check_operands(formats.at("layers").at("layers.0.mlp.up"), "te-blockwise");
+  check_operands(formats.at("layers").at("layers.0.mlp.down"), "te-delayed");
   CHECK(format_changes(saved(formats), formats).empty());
   CHECK(
       format_changes(saved(formats), formats_of("te-current")) ==
@@ -93,61 +97,60 @@ TEST_CASE("a layer with a plan of its own has the operands of that plan") {
 }
 
 TEST_CASE("a role whose format differs is named with both formats, and no other") {
-  const StateFormats before = small_formats();
-  const std::pair<const char*, TensorFormat OperandFormats::*> operands[] = {
-      {"fprop x", &OperandFormats::fprop_x},   {"fprop w", &OperandFormats::fprop_w},
-      {"dgrad dy", &OperandFormats::dgrad_dy}, {"dgrad w", &OperandFormats::dgrad_w},
-      {"wgrad dy", &OperandFormats::wgrad_dy}, {"wgrad x", &OperandFormats::wgrad_x}};
+  const OrderedJson before = small_formats();
+  const std::pair<const char*, const char*> operands[] = {
+      {"fprop x", "fprop_x"}, {"fprop w", "fprop_w"},   {"dgrad dy", "dgrad_dy"},
+      {"dgrad w", "dgrad_w"}, {"wgrad dy", "wgrad_dy"}, {"wgrad x", "wgrad_x"}};
   for (const auto& [name, operand] : operands) {
-    StateFormats changed = before;
-    changed.operands.*operand = parse_format("e5m2 tensor current");
+    OrderedJson changed = before;
+    changed[operand] = "e5m2 tensor current";
     CHECK(format_changes(saved(before), changed) ==
           Lines{std::string(name) + ": was bf16, is e5m2 tensor current"});
     changed = before;
-    changed.layers[1].operands.*operand = parse_format("e5m2 tensor current");
+    changed["layers"]["up"][operand] = "e5m2 tensor current";
     CHECK(format_changes(saved(changed), before) ==
           Lines{std::string(name) + " of up: was e5m2 tensor current, is bf16"});
   }
-  const std::pair<const char*, TensorFormat StateFormats::*> stored[] = {
-      {"weight gradient", &StateFormats::weight_gradient},
-      {"gradient wire", &StateFormats::gradient_wire},
-      {"moment 1", &StateFormats::moment1},
-      {"moment 2", &StateFormats::moment2}};
+  const std::pair<const char*, const char*> stored[] = {{"weight gradient", "weight_gradient"},
+                                                        {"gradient wire", "gradient_wire"},
+                                                        {"moment 1", "moment1"},
+                                                        {"moment 2", "moment2"}};
   for (const auto& [name, role] : stored) {
-    StateFormats changed = before;
-    changed.*role = parse_format("fp16 group(128) current stochastic");
+    OrderedJson changed = before;
+    changed[role] = "fp16 group(128) current stochastic";
     CHECK(format_changes(saved(before), changed) ==
           Lines{std::string(name) + ": was bf16, is fp16 group(128) current stochastic"});
   }
 }
 
 TEST_CASE("a weight counts where it is what the optimizer updates") {
-  const StateFormats before = small_formats();
-  StateFormats changed = before;
-  changed.weight = plain(DType::f32);
+  const OrderedJson before = small_formats();
+  OrderedJson changed = before;
+  changed["weight"] = "fp32";
   CHECK(format_changes(saved(before), changed).empty());
-  changed.master_weight.reset();
+  changed.erase("master_weight");
   CHECK(format_changes(saved(before), changed) ==
         Lines{"weight: was bf16, is fp32", "master weight: was bf16, is none"});
   changed = before;
-  changed.master_weight.reset();
+  changed.erase("master_weight");
   CHECK(format_changes(saved(before), changed).empty());
 }
 
 TEST_CASE("layers that differ alike share a line, and names in another order are the same") {
-  const StateFormats before = small_formats();
-  StateFormats changed = before;
-  std::swap(changed.layers[0], changed.layers[1]);
-  std::swap(changed.scaled_tensors[0], changed.scaled_tensors[1]);
+  const OrderedJson before = small_formats();
+  OrderedJson changed = before;
+  const OrderedJson layers = before.at("layers");
+  changed["layers"] = {{"up", layers.at("up")}, {"down", layers.at("down")}};
+  changed["scaled_tensors"] = {"down.w", "down.x"};
   CHECK(format_changes(saved(before), changed).empty());
-  for (LayerFormats& layer : changed.layers) {
-    layer.operands.dgrad_w = plain(DType::f32);
+  for (OrderedJson& layer : changed["layers"]) {
+    layer["dgrad_w"] = "fp32";
   }
-  CHECK(format_changes(before, changed) == Lines{"dgrad w of up, down: was bf16, is fp32"});
+  CHECK(format_changes(saved(before), changed) == Lines{"dgrad w of up, down: was bf16, is fp32"});
   changed = before;
-  changed.layers[0].name = "qkv";
-  changed.scaled_tensors = {"down.x", "a", "b", "c", "d", "e"};
-  CHECK(format_changes(before, changed) ==
+  changed["layers"] = {{"qkv", layers.at("down")}, {"up", layers.at("up")}};
+  changed["scaled_tensors"] = {"down.x", "a", "b", "c", "d", "e"};
+  CHECK(format_changes(saved(before), changed) ==
         Lines{"layers with a plan of their own only in the checkpoint: down",
               "layers with a plan of their own only in this run: qkv",
               "scaled tensors only in the checkpoint: down.w",
@@ -155,7 +158,7 @@ TEST_CASE("layers that differ alike share a line, and names in another order are
 }
 
 TEST_CASE("what is not a format is refused with its text") {
-  nlohmann::json json = nlohmann::json::parse(json_of(small_formats()).dump());
+  nlohmann::json json = saved(small_formats());
   json["moment1"] = "e9m9";
   CHECK_THROWS_WITH(read_state_formats(json), Catch::Contains("e9m9"));
   json["moment1"] = 7;
@@ -170,7 +173,7 @@ TEST_CASE("the text of an earlier version has the same formats, or is named with
       "stored bf16; stored bf16; stored bf16; stored bf16; stored bf16; "
       "e4m3 1x128 current x bf16 in down; bf16 x bf16 in down; bf16 x e4m3 1x128 current in down; "
       "bf16 x bf16 in up; bf16 x bf16 in up; bf16 x bf16 in up; down.x down.w ";
-  const StateFormats formats = small_formats();
+  const OrderedJson formats = small_formats();
   CHECK(format_changes(same, formats).empty());
   CHECK(format_changes(replaced(same, "stored", "kept"), formats).empty());  // still earlier
   const std::string other = replaced(same, "bf16 x bf16; bf16", "e5m2 x bf16; bf16");

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/not_copied.h"
 #include "comm/backends/backends.h"
 #include "comm/backends/host_copy.h"
 #include "comm/backends/progress_thread.h"
@@ -181,7 +182,7 @@ class MpiRequest final : public PendingRequest {
   std::vector<MPI_Status> statuses_;
 };
 
-class MpiWork final : public PendingWork {
+class MpiWork final : public PendingWork, NotCopied {
  public:
   /// `rank`: this one, in the communicator.
   MpiWork(std::shared_ptr<PendingRequest> request, WorldRanks world_ranks, int rank, double timeout)
@@ -199,8 +200,6 @@ class MpiWork final : public PendingWork {
       static_cast<void>(0);
     }
   }
-  MpiWork(const MpiWork&) = delete;
-  MpiWork& operator=(const MpiWork&) = delete;
 
   bool done() override { return request_->is_over(who_); }
 

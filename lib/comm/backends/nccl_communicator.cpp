@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/not_copied.h"
 #include "comm/backends/backends.h"
 #include "comm/backends/nccl_group.h"
 #include "comm/backends/rendezvous.h"
@@ -22,7 +23,7 @@ namespace fp8train {
 namespace {
 
 /// The stream of the caller waits; the host does not.
-class NcclWork final : public PendingWork {
+class NcclWork final : public PendingWork, NotCopied {
  public:
   NcclWork(std::shared_ptr<NcclFamily> family, std::string what, std::shared_ptr<StreamEvent> end,
            const Stream& stream)
@@ -36,8 +37,6 @@ class NcclWork final : public PendingWork {
       }
     }
   }
-  NcclWork(const NcclWork&) = delete;
-  NcclWork& operator=(const NcclWork&) = delete;
 
   bool done() override {
     family_->watchdog().check(what_);

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/not_copied.h"
 #include "comm/backends/host_copy.h"
 #include "comm/backends/nccl_library.h"
 #include "device/cuda/cuda_device.h"
@@ -84,13 +85,11 @@ void run_bounded(std::function<void()> job) {
 }
 
 /// All communicators of NCCL that a rank has made from one, which fail together.
-class Family final : public NcclFamily {
+class Family final : public NcclFamily, NotCopied {
  public:
   Family(Device& device, int rank)
       : NcclFamily(device, rank),
         watchdog_([this] { return failure(); }, [this] { abort_all(); }) {}
-  Family(const Family&) = delete;
-  Family& operator=(const Family&) = delete;
   ~Family() override = default;
 
   Watchdog& watchdog() override { return watchdog_; }
@@ -248,13 +247,11 @@ ncclConfig_t configuration() {
   return config;
 }
 
-class FamilyGroup final : public NcclGroup {
+class FamilyGroup final : public NcclGroup, NotCopied {
  public:
   FamilyGroup(std::shared_ptr<Family> family, Family::Slot slot, int size)
       : family_(std::move(family)), shared_(family_), slot_(slot), size_(size) {}
   ~FamilyGroup() override { family_->close(slot_); }
-  FamilyGroup(const FamilyGroup&) = delete;
-  FamilyGroup& operator=(const FamilyGroup&) = delete;
 
   const std::shared_ptr<NcclFamily>& family() const override { return shared_; }
 

@@ -15,15 +15,15 @@
 #include <utility>
 #include <vector>
 
+#include "base/not_copied.h"
+
 namespace fp8train {
 
 /// A collective under way. The progress thread alone calls the virtual functions.
-class PendingRequest {
+class PendingRequest : NotCopied {
  public:
   explicit PendingRequest(std::string name) : name_(std::move(name)) {}
   virtual ~PendingRequest() = default;
-  PendingRequest(const PendingRequest&) = delete;
-  PendingRequest& operator=(const PendingRequest&) = delete;
 
   const std::string& name() const { return name_; }
 
@@ -60,15 +60,13 @@ class PendingRequest {
 };
 
 /// The thread that calls the communication library for a communicator.
-class ProgressThread {
+class ProgressThread : NotCopied {
  public:
   /// Starts the thread, which calls `begin` first and, unless the other ranks may be gone, `end`
   /// last. Both are called on the thread; `begin` may throw. The object is never destroyed: a
   /// thread that does not come back from the library may use it to the end of the process.
   ProgressThread(std::function<void()> begin, std::function<void()> end);
   ~ProgressThread() = delete;
-  ProgressThread(const ProgressThread&) = delete;
-  ProgressThread& operator=(const ProgressThread&) = delete;
 
   /// Waits for the end of `begin`, at most `seconds`. Throws what it throws; TimeoutError, which
   /// names it `what`.

@@ -16,6 +16,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/not_copied.h"
 #include "comm/backends/host_copy.h"
 #include "comm/backends/patient_wait.h"
 
@@ -108,7 +109,7 @@ void copy_all(const ThreadGroup::Call& call) {
 }
 
 /// One rank's messages of a call.
-class ThreadMessages final : public PendingWork {
+class ThreadMessages final : public PendingWork, NotCopied {
  public:
   ThreadMessages(std::shared_ptr<ThreadGroup> group, const Communicator::Operation& operation,
                  std::string words, int rank, int world_rank, double timeout)
@@ -130,8 +131,6 @@ class ThreadMessages final : public PendingWork {
       }
     }
   }
-  ThreadMessages(const ThreadMessages&) = delete;
-  ThreadMessages& operator=(const ThreadMessages&) = delete;
 
   /// The second end of a message copies and forgets it. `world_rank`: of a peer.
   void join(const std::function<int(int)>& world_rank) {
@@ -202,7 +201,7 @@ class ThreadMessages final : public PendingWork {
 };
 
 /// One rank's part in a collective.
-class ThreadWork final : public PendingWork {
+class ThreadWork final : public PendingWork, NotCopied {
  public:
   ThreadWork(std::shared_ptr<ThreadGroup> group, uint64_t sequence, int rank, double timeout)
       : group_(std::move(group)), sequence_(sequence), rank_(rank), timeout_(timeout) {}
@@ -218,8 +217,6 @@ class ThreadWork final : public PendingWork {
       group_->calls.erase(sequence_);
     }
   }
-  ThreadWork(const ThreadWork&) = delete;
-  ThreadWork& operator=(const ThreadWork&) = delete;
 
   bool done() override {
     const std::lock_guard<std::mutex> lock(group_->mutex);

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <string>
 
+#include "base/not_copied.h"
 #include "comm/launch.h"
 
 namespace fp8train {
@@ -30,15 +31,13 @@ Rendezvous slurm_rendezvous(const Environment& variable, const std::filesystem::
 
 /// The file that the first rank leaves for the others. The destructor of the first rank's object
 /// removes the file: it must live until all ranks are known to have read it.
-class FileStore {
+class FileStore : NotCopied {
  public:
   /// The first rank writes `bytes` bytes of `data`; the others wait for them and read them into
   /// `data`. Throws TimeoutError naming the file when they do not come in the rendezvous's time,
   /// DeviceError when the file cannot be written.
   FileStore(const Rendezvous& rendezvous, void* data, size_t bytes);
   ~FileStore();
-  FileStore(const FileStore&) = delete;
-  FileStore& operator=(const FileStore&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
 

@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "base/error.h"
 #include "base/math.h"
-#include "comm/exchange/exchange_run.h"
+#include "comm/exchange/gradient_exchange.h"
 #include "ops/exchange/shared_wire.h"
 #include "ops/exchange/wire.h"
+#include "tensor/tensor.h"
 
 namespace fp8train {
 namespace {
@@ -20,10 +20,9 @@ namespace {
 /// received; the amax of each rank and tensor; the scale of each tensor. Where gradients are codes
 /// themselves, their scales change with the last piece: until then contributions are read with
 /// them.
-class CodeExchange final : public ExchangeRun {
+class CodeExchange final : public GradientExchange {
  public:
-  CodeExchange(Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
-               ExchangeResult result, GradientExchange::Groups* groups);
+  explicit CodeExchange(const Parts& parts);
 
  protected:
   size_t piece_scratch() const override {
@@ -72,10 +71,7 @@ class CodeExchange final : public ExchangeRun {
   Tensor automatic_;  ///< addresses; empty: none
 };
 
-CodeExchange::CodeExchange(Communicator& comm, Device& device, const GradientWire& wire,
-                           GradientBucket bucket, ExchangeResult result,
-                           GradientExchange::Groups* groups)
-    : ExchangeRun(comm, device, wire, std::move(bucket), result, groups) {
+CodeExchange::CodeExchange(const Parts& parts) : GradientExchange(parts) {
   check(is_fp8(wire_.format.dtype) && wire_.format.block == per::tensor,
         "codes that are summed have a scale for the tensor");
   check(bucket_.result.codes.empty() || (!to_shard() && bucket_.result.format == wire_.format &&
@@ -85,7 +81,7 @@ CodeExchange::CodeExchange(Communicator& comm, Device& device, const GradientWir
   if (bucket_.scale_ranks != nullptr && groups_->scales == nullptr) {
     groups_->scales = bucket_.scale_ranks->duplicate();
   }
-  name_tensors(device);
+  name_tensors(parts.device);
 }
 
 void CodeExchange::name_tensors(Device& device) {
@@ -190,11 +186,8 @@ void CodeExchange::read_sums() {
 
 }  // namespace
 
-std::unique_ptr<GradientExchange> make_code_exchange(Communicator& comm, Device& device,
-                                                     const GradientWire& wire,
-                                                     GradientBucket bucket, ExchangeResult result,
-                                                     GradientExchange::Groups* groups) {
-  return std::make_unique<CodeExchange>(comm, device, wire, std::move(bucket), result, groups);
+std::unique_ptr<GradientExchange> make_code_exchange(const GradientExchange::Parts& parts) {
+  return std::make_unique<CodeExchange>(parts);
 }
 
 }  // namespace fp8train

@@ -5,8 +5,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/math.h"
-#include "comm/exchange/exchange_run.h"
 #include "comm/exchange/reduce.h"
 #include "ops/pointwise/elementwise.h"
 #include "tensor/stored_pool.h"
@@ -30,12 +28,12 @@ int64_t piece_elements(const GradientBucket& bucket, int ranks, int64_t chunk, i
 
 }  // namespace
 
-ExchangeRun::ExchangeRun(Communicator& comm, Device& device, const GradientWire& wire,
-                         GradientBucket bucket, ExchangeResult result, Groups* groups)
-    : groups_(groups != nullptr ? groups : &own_groups_),
-      wire_(wire),
-      bucket_(std::move(bucket)),
-      result_(result) {
+GradientExchange::GradientExchange(const Parts& parts)
+    : groups_(parts.groups != nullptr ? parts.groups : &own_groups_),
+      wire_(parts.wire),
+      bucket_(parts.bucket),
+      result_(parts.result) {
+  Communicator& comm = parts.comm;
   if (groups_->all == nullptr) {
     groups_->all = comm.duplicate();
   }
@@ -61,15 +59,15 @@ ExchangeRun::ExchangeRun(Communicator& comm, Device& device, const GradientWire&
                   : stored == plain(DType::f32) || stored == plain(DType::bf16),
         "gradients are exchanged from fp32, bf16 or the codes that cross the wire");
   if (comm_->in_stream_order() && ranks() > 1) {
-    side_.emplace(device);
+    side_.emplace(parts.device);
   }
 }
 
-int64_t ExchangeRun::own_elements() const {
+int64_t GradientExchange::own_elements() const {
   return std::clamp(count_ - own_chunk() * chunk_, int64_t{0}, chunk_);
 }
 
-View ExchangeRun::stored_here() const {
+View GradientExchange::stored_here() const {
   const int64_t own = own_here();
   if (own == 0) {
     return {nullptr, shard_.dtype, {0}};
@@ -78,7 +76,8 @@ View ExchangeRun::stored_here() const {
   return {shard_.as<std::byte>() + before, shard_.dtype, {own}};
 }
 
-void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& shard, bool last) {
+void GradientExchange::start(Stream stream, void* scratch, float factor, const View& shard,
+                             bool last) {
   check(!under_way_, "an exchange is finished before it starts again");
   check(to_shard() ? shard.shape == Shape{own_elements() * copies()} : shard.empty(),
         "a shard is this rank's elements of the bucket");
@@ -112,7 +111,7 @@ void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& 
   }
 }
 
-bool ExchangeRun::next() {
+bool GradientExchange::next() {
   switch (stage_) {
     case Stage::second_send:
       send_second();
@@ -134,7 +133,7 @@ bool ExchangeRun::next() {
   return false;
 }
 
-bool ExchangeRun::advance_as_far(bool waiting) {
+bool GradientExchange::advance_as_far(bool waiting) {
   while (under_way_) {
     if (!waiting && !work_.done()) {
       return false;
@@ -146,7 +145,7 @@ bool ExchangeRun::advance_as_far(bool waiting) {
   return true;
 }
 
-bool ExchangeRun::next_piece() {
+bool GradientExchange::next_piece() {
   offset_ += piece_;
   if (offset_ >= chunk_) {
     return gather_parts();
@@ -155,7 +154,7 @@ bool ExchangeRun::next_piece() {
   return true;
 }
 
-bool ExchangeRun::gather_parts() {
+bool GradientExchange::gather_parts() {
   if (copies() == 1 || !last_ || stage_ == Stage::gathered) {
     return false;
   }
@@ -165,13 +164,13 @@ bool ExchangeRun::gather_parts() {
 }
 
 /// Where the exchange was submitted at once, only its last event tells.
-void ExchangeRun::show_end() {
+void GradientExchange::show_end() {
   if (flight_.active() && (!side_ || (end_ != nullptr && end_->reached()))) {
     flight_.end();
   }
 }
 
-void ExchangeRun::finish() {
+void GradientExchange::finish() {
   advance_as_far(true);
   if (end_ != nullptr) {
     end_->hold(caller_);
@@ -189,7 +188,7 @@ std::unique_ptr<GradientExchange> make_gradient_exchange(Communicator& comm, Dev
                                                          ExchangeResult result,
                                                          GradientExchange::Groups* groups) {
   const auto make = wire.kind == WireKind::code_sum ? make_code_exchange : make_packet_exchange;
-  return make(comm, device, wire, std::move(bucket), result, groups);
+  return make({comm, device, wire, std::move(bucket), result, groups});
 }
 
 }  // namespace fp8train

@@ -1,10 +1,9 @@
 // Wires whose contributions are packets: plain, two_shot and two_hop.
 
 #include <algorithm>
-#include <utility>
 
 #include "base/error.h"
-#include "comm/exchange/exchange_run.h"
+#include "comm/exchange/gradient_exchange.h"
 #include "ops/exchange/wire.h"
 #include "ops/storage/storage.h"
 
@@ -17,10 +16,9 @@ size_t packet_bytes(const TensorFormat& format, int64_t count) {
 
 /// Scratch memory of a piece: what is sent, later the means that are gathered; what is received;
 /// fp32 values.
-class PacketExchange final : public ExchangeRun {
+class PacketExchange final : public GradientExchange {
  public:
-  PacketExchange(Communicator& comm, Device& device, const GradientWire& wire,
-                 GradientBucket bucket, ExchangeResult result, GradientExchange::Groups* groups);
+  explicit PacketExchange(const Parts& parts);
 
  protected:
   size_t piece_scratch() const override { return sent_bytes_ + received_bytes_ + values_bytes_; }
@@ -55,10 +53,7 @@ class PacketExchange final : public ExchangeRun {
   size_t sent_bytes_ = 0, received_bytes_ = 0, values_bytes_ = 0;
 };
 
-PacketExchange::PacketExchange(Communicator& comm, Device& device, const GradientWire& wire,
-                               GradientBucket bucket, ExchangeResult result,
-                               GradientExchange::Groups* groups)
-    : ExchangeRun(comm, device, wire, std::move(bucket), result, groups) {
+PacketExchange::PacketExchange(const Parts& parts) : GradientExchange(parts) {
   gather_ = encoded() ? bucket_.gradients.format : wire_.gather;
   check(ops::is_wire_format(wire_.format) && ops::is_wire_format(gather_),
         "contributions and means cross in a wire's format");
@@ -66,10 +61,10 @@ PacketExchange::PacketExchange(Communicator& comm, Device& device, const Gradien
         "self_exact is for gradients in fp32 or bf16 that make one hop");
   if (wire_.kind == WireKind::two_hop && ranks() > 1) {
     if (groups_->node == nullptr) {
-      groups_->node = comm.node_group();
+      groups_->node = parts.comm.node_group();
     }
     if (groups_->peers == nullptr) {
-      groups_->peers = comm.peer_group();
+      groups_->peers = parts.comm.peer_group();
     }
     node_ = groups_->node.get();
     peers_ = groups_->peers.get();
@@ -229,11 +224,8 @@ void PacketExchange::read_sums() {
 
 }  // namespace
 
-std::unique_ptr<GradientExchange> make_packet_exchange(Communicator& comm, Device& device,
-                                                       const GradientWire& wire,
-                                                       GradientBucket bucket, ExchangeResult result,
-                                                       GradientExchange::Groups* groups) {
-  return std::make_unique<PacketExchange>(comm, device, wire, std::move(bucket), result, groups);
+std::unique_ptr<GradientExchange> make_packet_exchange(const GradientExchange::Parts& parts) {
+  return std::make_unique<PacketExchange>(parts);
 }
 
 }  // namespace fp8train

@@ -16,11 +16,6 @@ using namespace fields;
 
 constexpr double kMaxPositions = ModelLimits::positions;
 
-template <class Member>
-auto data(Member member) {
-  return in(&Settings::data, member);
-}
-
 /// Whether the path of a source is a command.
 bool is_command(const YamlNode& source) {
   for (size_t i = 0; i < source.keys.size(); ++i) {
@@ -82,8 +77,8 @@ std::string sources_text(const std::vector<DataSource>& sources) {
 }
 
 Field sources(std::string key, std::vector<DataSource> DataSettings::*member, std::string doc) {
-  return make(std::move(key), "a path or a list of sources", std::move(doc), data(member),
-              read_sources, sources_text);
+  return make(std::move(key), "a path or a list of sources", std::move(doc),
+              in(&Settings::data, member), read_sources, sources_text);
 }
 
 void check_train(const CheckContext& at) {
@@ -123,6 +118,7 @@ void check_template(const CheckContext& at) {
 }  // namespace
 
 std::vector<Field> data_fields() {
+  const auto data = under(&Settings::data);
   return {
       sources("data.train", &DataSettings::train,
               fmt::format(

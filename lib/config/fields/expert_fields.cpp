@@ -18,14 +18,7 @@ using namespace fields;
 constexpr std::pair<RouterScore, std::string_view> kScores[] = {{RouterScore::softmax, "softmax"},
                                                                 {RouterScore::sigmoid, "sigmoid"}};
 
-template <class Member>
-auto shape(Member member) {
-  return in(&Settings::model, &ModelSettings::config, &ModelConfig::moe, member);
-}
-template <class Member>
-auto training(Member member) {
-  return in(&Settings::step, &StepSettings::decoder, &DecoderSettings::moe, member);
-}
+constexpr auto in_experts = under(&Settings::model, &ModelSettings::config, &ModelConfig::moe);
 
 bool has_experts(const Settings& settings) {
   return settings.model.config.moe.experts > 0;
@@ -107,15 +100,15 @@ std::vector<Field> counted_fields() {
     std::iota(config.dense_layers.begin(), config.dense_layers.end(), 0);
   };
   return {
-      field("model.num_experts_per_tok", shape(&MoeShape::per_token),
+      field("model.num_experts_per_tok", in_experts(&MoeShape::per_token),
             count_up_to(ModelLimits::experts), "Experts that process a token"),
-      field("model.moe_intermediate_size", shape(&MoeShape::width),
+      field("model.moe_intermediate_size", in_experts(&MoeShape::width),
             count_up_to(ModelLimits::intermediate, true),
             "Width inside an expert; not set: intermediate_size"),
-      field("model.shared_expert_intermediate_size", shape(&MoeShape::shared_width),
+      field("model.shared_expert_intermediate_size", in_experts(&MoeShape::shared_width),
             between(0, ModelLimits::intermediate),
             "Width inside an expert that processes every token; 0: there is none"),
-      input_only(field("model.n_shared_experts", shape(&MoeShape::shared_width), layers,
+      input_only(field("model.n_shared_experts", in_experts(&MoeShape::shared_width), layers,
                        "shared_expert_intermediate_size as a multiple of moe_intermediate_size"),
                  set_shared, layers),
       field(
@@ -123,7 +116,7 @@ std::vector<Field> counted_fields() {
           Rule{.range = between(0, ModelLimits::layers - 1), .accepts = "a list of whole numbers"},
           "Blocks, from 0 and ascending, that have an MLP of intermediate_size and no experts")
           .also({"model.mlp_only_layers"}),
-      input_only(field("model.first_k_dense_replace", shape(&MoeShape::experts), layers,
+      input_only(field("model.first_k_dense_replace", in_experts(&MoeShape::experts), layers,
                        "dense_layers as the number of the first ones"),
                  set_first, layers),
   };
@@ -131,17 +124,17 @@ std::vector<Field> counted_fields() {
 
 std::vector<Field> router_fields() {
   return {
-      choice("model.scoring_func", shape(&MoeShape::score), kScores,
+      choice("model.scoring_func", in_experts(&MoeShape::score), kScores,
              "How the router's logits become scores"),
-      field("model.norm_topk_prob", shape(&MoeShape::normalizes),
+      field("model.norm_topk_prob", in_experts(&MoeShape::normalizes),
             "The scores of a token's experts are divided by their sum"),
-      field("model.routed_scaling_factor", shape(&MoeShape::scale), above_up_to(0, 1e6),
+      field("model.routed_scaling_factor", in_experts(&MoeShape::scale), above_up_to(0, 1e6),
             "Factor of the scores of a token's experts"),
-      field("model.n_group", shape(&MoeShape::groups), between(1, ModelLimits::experts),
+      field("model.n_group", in_experts(&MoeShape::groups), between(1, ModelLimits::experts),
             "Groups of experts, compared by the sum of their two best scores"),
-      field("model.topk_group", shape(&MoeShape::groups_per_token),
+      field("model.topk_group", in_experts(&MoeShape::groups_per_token),
             between(1, ModelLimits::experts), "Groups among which a token's experts are chosen"),
-      field("model.e_score_correction_bias", shape(&MoeShape::has_bias),
+      field("model.e_score_correction_bias", in_experts(&MoeShape::has_bias),
             "The choice adds a bias to each expert's score that balances their loads"),
   };
 }
@@ -150,19 +143,18 @@ std::vector<Field> router_fields() {
 
 std::vector<Field> expert_fields() {
   std::vector<Field> fields = {
-      field("model.num_experts", shape(&MoeShape::experts), between(0, ModelLimits::experts),
+      field("model.num_experts", in_experts(&MoeShape::experts), between(0, ModelLimits::experts),
             "Experts of a block, of which each token uses some; 0: a block has one MLP")
           .also({"model.num_local_experts", "model.n_routed_experts"})
           .checked(check_experts)};
-  for (std::vector<Field>& part : std::vector{counted_fields(), router_fields()}) {
-    for (Field& one : part) {
-      fields.push_back(std::move(one).when(has_experts).checked(check_needs_experts));
-    }
+  for (Field& one : concat({counted_fields(), router_fields()})) {
+    fields.push_back(std::move(one).when(has_experts).checked(check_needs_experts));
   }
   return fields;
 }
 
 std::vector<Field> moe_fields() {
+  const auto training = under(&Settings::step, &StepSettings::decoder, &DecoderSettings::moe);
   std::vector<Field> fields = {
       field("moe.capacity_factor", training(&MoeSettings::capacity_factor), above_up_to(0, 1024),
             "Tokens that an expert has memory for in a micro-batch, as a multiple of the mean; "

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,6 +27,21 @@ auto in(Members... members) {
   return [members...](auto& settings) -> auto& {
     return (settings.*....*members);
   };
+}
+
+/// A function from members to in(outer..., members...).
+template <class... Outer>
+constexpr auto under(Outer... outer) {
+  return [outer...](auto... members) { return in(outer..., members...); };
+}
+
+/// Returns the fields of all parts, in their order.
+inline std::vector<Field> concat(std::initializer_list<std::vector<Field>> parts) {
+  std::vector<Field> all;
+  for (const std::vector<Field>& part : parts) {
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
 }
 
 /// The values that a member takes, beyond what its type says.

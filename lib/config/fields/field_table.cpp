@@ -8,23 +8,17 @@
 #include <utility>
 
 #include "base/text.h"
+#include "config/fields/field_builders.h"
 #include "tensor/tensor_format.h"
 
 namespace fp8train {
 
 const std::vector<Field>& field_table() {
-  static const std::vector<Field> kTable = [] {
-    std::vector<Field> table;
-    for (std::vector<Field>& part : std::vector{
-             model_fields(), data_fields(), training_fields(), optimizer_fields(), muon_fields(),
-             schedule_fields(), precision_fields(), checkpoint_fields(), eval_fields(),
-             sample_fields(), logging_fields(), comm_fields(), parallelism_fields(), moe_fields(),
-             top_level_fields(), watchdog_fields(), hardware_fields(), slurm_fields()}) {
-      table.insert(table.end(), std::make_move_iterator(part.begin()),
-                   std::make_move_iterator(part.end()));
-    }
-    return table;
-  }();
+  static const std::vector<Field> kTable = fields::concat(
+      {model_fields(), data_fields(), training_fields(), optimizer_fields(), muon_fields(),
+       schedule_fields(), precision_fields(), checkpoint_fields(), eval_fields(), sample_fields(),
+       logging_fields(), comm_fields(), parallelism_fields(), moe_fields(), top_level_fields(),
+       watchdog_fields(), hardware_fields(), slurm_fields()});
   return kTable;
 }
 

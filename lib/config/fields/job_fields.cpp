@@ -17,10 +17,7 @@ namespace {
 
 using namespace fields;
 
-template <class Member>
-auto job(Member member) {
-  return in(&Settings::job, member);
-}
+constexpr auto in_job = under(&Settings::job);
 
 bool on_cpus(const Settings& settings) {
   return settings.device == DeviceChoice::cpu;
@@ -35,7 +32,7 @@ Field gpu_field() {
   for (const GpuKind& kind : gpu_kinds()) {
     names.emplace_back(kind.name);
   }
-  return choice("job.gpu", job(&JobSettings::gpu), names,
+  return choice("job.gpu", in_job(&JobSettings::gpu), names,
                 "GPU that the run is for, unless device is cpu; auto: the device of this machine");
 }
 
@@ -131,16 +128,16 @@ std::vector<Field> site_fields() {
   };
   return {
       make("job.modules", "a list of names of modules",
-           "Environment modules that the job script loads", job(&JobSettings::modules),
+           "Environment modules that the job script loads", in_job(&JobSettings::modules),
            read_job_words)
           .asked(question("Modules to load, - for none")),
-      path("job.container", job(&JobSettings::container),
+      path("job.container", in_job(&JobSettings::container),
            "Container in which the job script starts each rank, with Apptainer (not tested)",
            "a path")
           .asked(question("Container of the ranks, - for none")),
       make("job.sbatch_extra", "a list of options that begin with --",
            "Further options of sbatch for the job script, as in [--qos=high, --mail-type=END]",
-           job(&JobSettings::sbatch_extra), read_sbatch_options)
+           in_job(&JobSettings::sbatch_extra), read_sbatch_options)
           .asked(question("Further options of sbatch, - for none")),
   };
 }
@@ -149,15 +146,15 @@ std::vector<Field> site_fields() {
 
 std::vector<Field> hardware_fields() {
   return {
-      field("job.nodes", job(&JobSettings::nodes), between(1, 65536), "Machines that take part")
+      field("job.nodes", in_job(&JobSettings::nodes), between(1, 65536), "Machines that take part")
           .asked({.topic = Topic::hardware, .text = "Nodes"}),
-      field("job.ranks_per_node", job(&JobSettings::ranks_per_node), between(1, 1024),
+      field("job.ranks_per_node", in_job(&JobSettings::ranks_per_node), between(1, 1024),
             "Processes on each node: one for each GPU, or for each socket of CPUs")
           .asked({.topic = Topic::hardware, .text = "Ranks per node"}),
       gpu_field().asked({.topic = Topic::hardware,
                          .text = "GPU to plan for",
                          .when = [](const Settings& s) { return !on_cpus(s); }}),
-      field("job.memory_gib", job(&JobSettings::memory_gib), between(0, 1e6),
+      field("job.memory_gib", in_job(&JobSettings::memory_gib), between(0, 1e6),
             "Memory of a node in GiB, if ranks run on CPUs; 0: that of this machine")
           .asked({.topic = Topic::hardware,
                   .text = "Memory of a node in GiB, 0 for this machine's",
@@ -168,40 +165,39 @@ std::vector<Field> hardware_fields() {
 std::vector<Field> slurm_fields() {
   // They become words of a script that a shell reads.
   constexpr const char* kWord = "a word of letters, digits and _ . / - + = : , @ %";
-  std::vector<Field> fields = {
-      field("job.slurm", job(&JobSettings::slurm), "Whether a job script for Slurm is written")
+  const std::vector<Field> fields = {
+      field("job.slurm", in_job(&JobSettings::slurm), "Whether a job script for Slurm is written")
           .asked({.topic = Topic::job, .text = "Write a job script for Slurm"}),
-      text("job.partition", job(&JobSettings::partition), "Slurm's partition; not set: its default",
-           kWord, read_job_word)
+      text("job.partition", in_job(&JobSettings::partition),
+           "Slurm's partition; not set: its default", kWord, read_job_word)
           .asked({.topic = Topic::job,
                   .text = "Partition, - for Slurm's default",
                   .when = under_slurm,
                   .optional = true}),
-      text("job.account", job(&JobSettings::account), "Slurm's account; not set: its default",
+      text("job.account", in_job(&JobSettings::account), "Slurm's account; not set: its default",
            kWord, read_job_word)
           .asked({.topic = Topic::job,
                   .text = "Account, - for Slurm's default",
                   .when = under_slurm,
                   .optional = true}),
-      field("job.cpus_per_rank", job(&JobSettings::cpus_per_rank), between(1, 65536),
+      field("job.cpus_per_rank", in_job(&JobSettings::cpus_per_rank), between(1, 65536),
             "Cores that Slurm gives to a rank")
           .asked({.topic = Topic::job, .text = "Cores per rank", .when = under_slurm}),
-      field("job.time_limit", job(&JobSettings::time_limit_seconds), seconds("3h50m"),
+      field("job.time_limit", in_job(&JobSettings::time_limit_seconds), seconds("3h50m"),
             "Time after which Slurm ends the job")
           .asked({.topic = Topic::job, .text = "Time limit", .when = under_slurm}),
       field(
-          "job.requeue", job(&JobSettings::requeue),
+          "job.requeue", in_job(&JobSettings::requeue),
           "The job saves shortly before its time limit, queues itself again and continues; it also "
           "survives the loss of a node. The wizard offers true for a run that it estimates to be "
           "longer than the limit")
           .asked(
               {.topic = Topic::job, .text = "Queue again at the time limit", .when = under_slurm}),
-      field("job.mtbf", job(&JobSettings::mtbf_seconds), seconds("3h50m", true),
+      field("job.mtbf", in_job(&JobSettings::mtbf_seconds), seconds("3h50m", true),
             "Mean time between failures of the whole job, for checkpoint.interval auto. Not "
             "set: 9000 hours divided by the number of ranks"),
   };
-  std::ranges::move(site_fields(), std::back_inserter(fields));
-  return fields;
+  return concat({fields, site_fields()});
 }
 
 }  // namespace fp8train

@@ -19,10 +19,7 @@ namespace {
 
 using namespace fields;
 
-template <class Member>
-auto shape(Member member) {
-  return in(&Settings::model, &ModelSettings::config, member);
-}
+constexpr auto in_shape = under(&Settings::model, &ModelSettings::config);
 
 constexpr std::pair<MlpKind, std::string_view> kActivations[] = {
     {MlpKind::swiglu, "silu"}, {MlpKind::gelu, "gelu_new"}, {MlpKind::gelu, "gelu_pytorch_tanh"}};
@@ -111,7 +108,7 @@ Field model_type_field() {
 }
 
 Field attention_bias_field() {
-  Field made = field("model.attention_bias", shape(&ModelConfig::qkv_bias),
+  Field made = field("model.attention_bias", in_shape(&ModelConfig::qkv_bias),
                      "Short for qkv_bias and attention_output_bias together");
   made.input_only = true;
   made.read = [read = made.read](Settings& settings, const FieldValue& value) {
@@ -130,15 +127,15 @@ std::string offered_preset(const Settings& settings) {
 
 std::vector<Field> size_fields() {
   return {
-      field("model.vocab_size", shape(&ModelConfig::vocab_size),
+      field("model.vocab_size", in_shape(&ModelConfig::vocab_size),
             between(0, ModelLimits::vocabulary),
             "Entries of the token embedding; 0 takes the tokenizer's"),
-      field("model.hidden_size", shape(&ModelConfig::hidden_size), count_up_to(ModelLimits::hidden),
-            "Width of the residual stream")
+      field("model.hidden_size", in_shape(&ModelConfig::hidden_size),
+            count_up_to(ModelLimits::hidden), "Width of the residual stream")
           .also({"model.n_embd"})
           .asked(size_question("Hidden size"))
           .checked(check_size),
-      field("model.intermediate_size", shape(&ModelConfig::intermediate_size),
+      field("model.intermediate_size", in_shape(&ModelConfig::intermediate_size),
             count_up_to(ModelLimits::intermediate, true),
             "Width inside the MLP; not set: derived from hidden_size")
           .also({"model.n_inner"})
@@ -146,27 +143,27 @@ std::vector<Field> size_fields() {
                   .text = "Intermediate size",
                   .when = has_own_sizes,
                   .suggest = offered_intermediate_size}),
-      field("model.num_hidden_layers", shape(&ModelConfig::num_hidden_layers),
+      field("model.num_hidden_layers", in_shape(&ModelConfig::num_hidden_layers),
             count_up_to(ModelLimits::layers), "Transformer blocks")
           .also({"model.n_layer"})
           .asked(size_question("Layers"))
           .checked(check_size),
-      field("model.num_attention_heads", shape(&ModelConfig::num_attention_heads),
+      field("model.num_attention_heads", in_shape(&ModelConfig::num_attention_heads),
             count_up_to(ModelLimits::heads), "Query heads")
           .also({"model.n_head"})
           .asked(size_question("Attention heads"))
           .checked(check_size),
-      field("model.num_key_value_heads", shape(&ModelConfig::num_key_value_heads),
+      field("model.num_key_value_heads", in_shape(&ModelConfig::num_key_value_heads),
             count_up_to(ModelLimits::heads, true),
             "Key and value heads, a divisor of the query heads; not set: as many as these")
           .asked({.topic = Topic::model,
                   .text = "Key and value heads",
                   .when = has_own_sizes,
                   .optional = true}),
-      field("model.head_dim", shape(&ModelConfig::head_dim),
+      field("model.head_dim", in_shape(&ModelConfig::head_dim),
             count_up_to(ModelLimits::head_dim, true),
             "Width of a head; not set: hidden_size / num_attention_heads"),
-      field("model.max_position_embeddings", shape(&ModelConfig::max_position_embeddings),
+      field("model.max_position_embeddings", in_shape(&ModelConfig::max_position_embeddings),
             count_up_to(ModelLimits::positions), "Longest sequence the model is made for")
           .also({"model.n_positions", "model.n_ctx"})
           .asked({.topic = Topic::model,
@@ -179,13 +176,13 @@ std::vector<Field> size_fields() {
 
 std::vector<Field> arithmetic_fields() {
   return {
-      choice("model.hidden_act", shape(&ModelConfig::mlp), kActivations,
+      choice("model.hidden_act", in_shape(&ModelConfig::mlp), kActivations,
              "silu is SwiGLU, gelu_new (the same as gelu_pytorch_tanh) a GELU MLP")
           .also({"model.activation_function"}),
-      field("model.norm_eps", shape(&ModelConfig::norm_eps), between(1e-12, 1),
+      field("model.norm_eps", in_shape(&ModelConfig::norm_eps), between(1e-12, 1),
             "Added to the variance in every norm")
           .also({"model.rms_norm_eps", "model.layer_norm_epsilon"}),
-      field("model.rope_theta", shape(&ModelConfig::rope_theta), above_up_to(0, 1e12),
+      field("model.rope_theta", in_shape(&ModelConfig::rope_theta), above_up_to(0, 1e12),
             "Base of the rotary position frequencies")
           .also({"model.rope_parameters.rope_theta"}),
   };
@@ -193,28 +190,23 @@ std::vector<Field> arithmetic_fields() {
 
 std::vector<Field> switch_fields() {
   return {
-      field("model.tie_word_embeddings", shape(&ModelConfig::tie_word_embeddings),
+      field("model.tie_word_embeddings", in_shape(&ModelConfig::tie_word_embeddings),
             "The output head shares the token embedding's weight"),
       attention_bias_field(),
-      field("model.qkv_bias", shape(&ModelConfig::qkv_bias), "Bias on the q, k, v projections"),
-      field("model.attention_output_bias", shape(&ModelConfig::attention_output_bias),
+      field("model.qkv_bias", in_shape(&ModelConfig::qkv_bias), "Bias on the q, k, v projections"),
+      field("model.attention_output_bias", in_shape(&ModelConfig::attention_output_bias),
             "Bias on the attention's output projection"),
-      field("model.mlp_bias", shape(&ModelConfig::mlp_bias), "Bias on the MLP's projections"),
-      field("model.norm_bias", shape(&ModelConfig::norm_bias), "LayerNorm's additive term"),
-      field("model.qk_norm", shape(&ModelConfig::qk_norm),
+      field("model.mlp_bias", in_shape(&ModelConfig::mlp_bias), "Bias on the MLP's projections"),
+      field("model.norm_bias", in_shape(&ModelConfig::norm_bias), "LayerNorm's additive term"),
+      field("model.qk_norm", in_shape(&ModelConfig::qk_norm),
             "RMSNorm of each head of q and k (Qwen3)"),
-      field("model.initializer_range", shape(&ModelConfig::initializer_range), between(0, 10),
+      field("model.initializer_range", in_shape(&ModelConfig::initializer_range), between(0, 10),
             "Standard deviation of the initial weights"),
-      field("model.bos_token_id", shape(&ModelConfig::bos_token_id),
+      field("model.bos_token_id", in_shape(&ModelConfig::bos_token_id),
             between(-1, ModelLimits::vocabulary), "Token that begins a document; -1: none"),
-      field("model.eos_token_id", shape(&ModelConfig::eos_token_id),
+      field("model.eos_token_id", in_shape(&ModelConfig::eos_token_id),
             between(-1, ModelLimits::vocabulary), "Token that ends a document; -1: none"),
   };
-}
-
-template <class Member>
-auto lora(Member member) {
-  return in(&Settings::model, &ModelSettings::config, &ModelConfig::lora, member);
 }
 
 void check_lora(const CheckContext& at) {
@@ -230,6 +222,7 @@ void check_lora(const CheckContext& at) {
 
 std::vector<Field> lora_fields() {
   constexpr double kMaxRank = 1 << 16;
+  const auto lora = under(&Settings::model, &ModelSettings::config, &ModelConfig::lora);
   std::vector<Field> fields = {
       field("model.lora.alpha", lora(&LoraSettings::alpha),
             Rule{.range = above_up_to(0, 1e9), .is_unset_at_0 = true},
@@ -284,13 +277,8 @@ std::vector<Field> model_fields() {
                   .optional = true})
           .checked(check_from),
   };
-  std::vector<Field> fields = {model_type_field()};
-  for (std::vector<Field>& part : std::vector{size_fields(), arithmetic_fields(), rope_fields(),
-                                              switch_fields(), expert_fields()}) {
-    fields.insert(fields.end(), std::make_move_iterator(part.begin()),
-                  std::make_move_iterator(part.end()));
-  }
-  for (Field& field : fields) {
+  for (Field& field : concat({std::vector{model_type_field()}, size_fields(), arithmetic_fields(),
+                              rope_fields(), switch_fields(), expert_fields()})) {
     field.applies = [also = field.applies](const Settings& settings) {
       return settings.model.from.empty() && (!also || also(settings));
     };
@@ -312,8 +300,7 @@ std::vector<Field> model_fields() {
           .asked({.topic = Topic::parallelism,
                   .text = "Recompute activations to save memory",
                   .changes_memory = true}));
-  std::ranges::move(lora_fields(), std::back_inserter(result));
-  return result;
+  return concat({result, lora_fields()});
 }
 
 const std::vector<PassiveKey>& passive_keys() {

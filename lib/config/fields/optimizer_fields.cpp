@@ -14,11 +14,6 @@ namespace {
 
 using namespace fields;
 
-template <class Member>
-auto optimizer(Member member) {
-  return in(&Settings::optimizer, member);
-}
-
 /// The steps of training.max_epochs are known once the data has been read.
 std::string offered_warmup(const Settings& settings) {
   constexpr int64_t kWithoutLength = 100;
@@ -116,9 +111,7 @@ void check_offload(const CheckContext& at) {
 
 /// Keys that only Muon reads.
 std::vector<Field> muon_fields() {
-  const auto muon = [](auto member) {
-    return in(&Settings::optimizer, &OptimizerSettings::muon, member);
-  };
+  const auto muon = under(&Settings::optimizer, &OptimizerSettings::muon);
   std::vector<Field> fields = {
       field("optimizer.muon.momentum", muon(&MuonSettings::momentum), from_up_to(0, 1),
             "Momentum for the weights of hidden linear layers; AdamW updates all others"),
@@ -141,27 +134,26 @@ std::vector<Field> muon_fields() {
 }
 
 std::vector<Field> schedule_fields() {
+  const auto scheduler = under(&Settings::scheduler);
   return {
-      choice("scheduler.type", in(&Settings::scheduler, &ScheduleSettings::type),
-             names_of(schedules()),
+      choice("scheduler.type", scheduler(&ScheduleSettings::type), names_of(schedules()),
              "Shape of the schedule after warm-up; wsd: warm-up, stable, decay"),
-      field("scheduler.warmup_steps", in(&Settings::scheduler, &ScheduleSettings::warmup_steps),
-            at_least(0),
+      field("scheduler.warmup_steps", scheduler(&ScheduleSettings::warmup_steps), at_least(0),
             "Steps in which the learning rate rises linearly from 0. If neither this key nor "
             "optimizer.lr is given with model.from: 3 % of the steps")
           .asked({.topic = Topic::optimization, .text = "Warm-up steps", .suggest = offered_warmup})
           .checked(check_warmup_steps),
-      field("scheduler.min_lr", in(&Settings::scheduler, &ScheduleSettings::min_lr), at_least(0),
+      field("scheduler.min_lr", scheduler(&ScheduleSettings::min_lr), at_least(0),
             "Learning rate at the end of the decay")
           .checked(check_min_lr),
-      field("scheduler.decay_steps", in(&Settings::scheduler, &ScheduleSettings::decay_steps),
-            at_least(0),
+      field("scheduler.decay_steps", scheduler(&ScheduleSettings::decay_steps), at_least(0),
             "wsd: length of the final decay; cosine, linear: 0 decays until the last step")
           .checked(check_decay_steps),
   };
 }
 
 std::vector<Field> optimizer_fields() {
+  const auto optimizer = under(&Settings::optimizer);
   return {
       field("offload.optimizer", optimizer(&OptimizerSettings::offloads),
             "Moments, and master weights that no GEMM reads, are in pinned memory of the host; the "

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
@@ -96,19 +94,18 @@ bool has_several_gpus(const Settings& settings) {
          settings.device != DeviceChoice::cpu;
 }
 
+constexpr auto in_layout = under(&Settings::parallelism, &StrategySettings::layout);
+
 template <class Member>
 Field layout(const std::string& name, Member ParallelLayout::*member, const Range& range,
              const char* text) {
-  return field("parallelism." + name, in(&Settings::parallelism, &StrategySettings::layout, member),
-               range, text);
+  return field("parallelism." + name, in_layout(member), range, text);
 }
 
 /// Not written where a file has the order.
 Field schedule_field() {
   Field made =
-      choice("parallelism.schedule",
-             in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::schedule),
-             kScheduleKinds,
+      choice("parallelism.schedule", in_layout(&ParallelLayout::schedule), kScheduleKinds,
              "The order in which pipeline stages run micro-batches forward and backward: 1f1b "
              "alternates; zero_bubble also makes weight gradients while a stage would wait, and "
              "stores their operands until then; interleaved gives each stage several chunks of "
@@ -123,8 +120,7 @@ Field schedule_field() {
 std::vector<Field> pipeline_fields() {
   return {
       schedule_field().checked(check_schedule_kind),
-      path("parallelism.schedule_file",
-           in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::schedule_file),
+      path("parallelism.schedule_file", in_layout(&ParallelLayout::schedule_file),
            "A file with the order instead, a line for each stage: `stage 1: F0 B0 F1 W0 ..`. F, B "
            "and W are the forward pass, the backward pass and the weight gradients of a "
            "micro-batch, F0.1 those of chunk 1; without W they are part of B. # begins a comment. "
@@ -135,8 +131,7 @@ std::vector<Field> pipeline_fields() {
              "Chunks of consecutive blocks of each pipeline stage, with schedule: interleaved: "
              "stages wait so many times less, and send as many times more")
           .checked(check_of_pipeline),
-      field("parallelism.stage_blocks",
-            in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::stage_blocks),
+      field("parallelism.stage_blocks", in_layout(&ParallelLayout::stage_blocks),
             {.range = at_least(1), .accepts = "a list of whole numbers, at least 1 each"},
             "Blocks of each pipeline stage; with virtual_stages those of the first chunk of each "
             "stage, then of the second, and so on. Empty: all stages take about as long")
@@ -147,7 +142,7 @@ std::vector<Field> pipeline_fields() {
 }  // namespace
 
 std::vector<Field> parallelism_fields() {
-  std::vector<Field> fields = {
+  const std::vector<Field> fields = {
       field("parallelism.zero_stage", in(&Settings::parallelism, &StrategySettings::zero_stage),
             between(0, 3),
             "0: each rank keeps all (DDP); 1: ranks share moments and master weights; 2: gradients "
@@ -173,9 +168,7 @@ std::vector<Field> parallelism_fields() {
                   .changes_memory = true}),
       layout("context", &ParallelLayout::context, between(1, 1 << 16),
              "Ranks that share each sequence: each has some of its positions (context_kind)"),
-      choice("parallelism.context_kind",
-             in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::context_kind),
-             kContextKinds,
+      choice("parallelism.context_kind", in_layout(&ParallelLayout::context_kind), kContextKinds,
              "How: heads swaps rows for heads around attention, and needs a part of the heads of "
              "keys for each rank; gather gathers keys and values of whole sequences, and takes a "
              "length that twice the ranks divide"),
@@ -203,8 +196,7 @@ std::vector<Field> parallelism_fields() {
             "Steps between comparisons of the ranks' weights by hash, which also precede each "
             "checkpoint; a difference is named and ends the run. 0: never"),
   };
-  std::ranges::move(pipeline_fields(), std::back_inserter(fields));
-  return fields;
+  return concat({fields, pipeline_fields()});
 }
 
 }  // namespace fp8train

@@ -19,15 +19,7 @@ namespace {
 
 using namespace fields;
 
-template <class Member>
-auto request(Member member) {
-  return in(&Settings::precision, member);
-}
-
-template <class Member>
-auto exemption(Member member) {
-  return in(&Settings::precision, &PlanRequest::exemptions, member);
-}
+constexpr auto in_request = under(&Settings::precision);
 
 bool selects_by_method(const Settings& settings) {
   return settings.precision.mixed_precision == MixedPrecision::fp8 &&
@@ -135,40 +127,41 @@ std::string schedule_text(const std::vector<StageRequest>& stages) {
 }
 
 std::vector<Field> tuning_fields() {
+  const auto exemption = under(&Settings::precision, &PlanRequest::exemptions);
   const Rule of_gemms = {.accepts = "a list of 3 of true or false", .count = 3};
   return {
-      choice("fp8.format", request(&PlanRequest::format), kFp8Formats,
+      choice("fp8.format", in_request(&PlanRequest::format), kFp8Formats,
              "hybrid: gradients in E5M2, everything else in E4M3; e4m3: all in E4M3"),
-      field("fp8.margin", request(&PlanRequest::margin), between(0, 64),
+      field("fp8.margin", in_request(&PlanRequest::margin), between(0, 64),
             "Delayed scaling: the scale leaves 2^margin of headroom"),
-      field("fp8.interval", request(&PlanRequest::interval), between(1, 1e6),
+      field("fp8.interval", in_request(&PlanRequest::interval), between(1, 1e6),
             "Delayed scaling: steps between new scales"),
-      field("fp8.amax_history_len", request(&PlanRequest::amax_history_len), between(1, 1e6),
+      field("fp8.amax_history_len", in_request(&PlanRequest::amax_history_len), between(1, 1e6),
             "Delayed scaling: number of steps in the history of amax"),
-      choice("fp8.amax_compute_algo", request(&PlanRequest::amax_compute_algo), kAmaxAlgorithms,
+      choice("fp8.amax_compute_algo", in_request(&PlanRequest::amax_compute_algo), kAmaxAlgorithms,
              "Delayed scaling: the amax of the history that sets the scale"),
       field(
-          "fp8.reduce_amax", request(&PlanRequest::reduce_amax),
+          "fp8.reduce_amax", in_request(&PlanRequest::reduce_amax),
           "Delayed scaling: true takes the largest amax of all ranks for inputs and gradients, so "
           "that all have the same scales; false takes each rank's own"),
-      field("fp8.override_linear_precision", request(&PlanRequest::override_linear_precision),
+      field("fp8.override_linear_precision", in_request(&PlanRequest::override_linear_precision),
             of_gemms, "For fprop, dgrad and wgrad: true keeps that GEMM in high precision"),
-      field("fp8.fast_accumulation", request(&PlanRequest::fast_accumulation), of_gemms,
+      field("fp8.fast_accumulation", in_request(&PlanRequest::fast_accumulation), of_gemms,
             "For fprop, dgrad and wgrad: true lets a GPU's tensor cores keep partial sums of "
             "FP8 products in their short accumulator, which is faster and less exact"),
-      choice("fp8.accumulation", request(&PlanRequest::accumulation), kAccumulations,
+      choice("fp8.accumulation", in_request(&PlanRequest::accumulation), kAccumulations,
              "Emulation of the short accumulator on the cpu. exact: none, sums are fp32; emulated: "
              "GEMMs that may use it add 14 bits of each product, as Hopper's tensor cores do; "
              "slow, to study the error"),
-      field("fp8.power_2_scale", request(&PlanRequest::power_2_scale),
+      field("fp8.power_2_scale", in_request(&PlanRequest::power_2_scale),
             "Current scaling: round scales down to powers of two"),
-      field("fp8.use_autocast_during_eval", request(&PlanRequest::use_autocast_during_eval),
+      field("fp8.use_autocast_during_eval", in_request(&PlanRequest::use_autocast_during_eval),
             "Evaluate in FP8 too"),
-      choice("fp8.attention", request(&PlanRequest::attention), kFp8Attentions,
+      choice("fp8.attention", in_request(&PlanRequest::attention), kFp8Attentions,
              "Attention's own products in FP8, for plans with one scale for each tensor. forward: "
              "q, k, v and the probabilities; true: in the backward pass too; false: in the type "
              "of activations"),
-      choice("fp8.swiglu", request(&PlanRequest::swiglu), kSwigluInputs,
+      choice("fp8.swiglu", in_request(&PlanRequest::swiglu), kSwigluInputs,
              "Treatment of the input of a SwiGLU's down projection, whose outliers grow in long "
              "runs. smooth: a power of two scales each channel before the cast, and the weight is "
              "divided by it; bf16_down_input: it stays in high precision"),
@@ -204,9 +197,9 @@ std::string use_te_text() {
 /// The keys that select a plan.
 std::vector<Field> selecting_fields() {
   return {
-      choice("mixed_precision", request(&PlanRequest::mixed_precision), kMixedPrecisions,
+      choice("mixed_precision", in_request(&PlanRequest::mixed_precision), kMixedPrecisions,
              "Precision of the matrix multiplications"),
-      text("precision.plan", request(&PlanRequest::plan),
+      text("precision.plan", in_request(&PlanRequest::plan),
            "A plan by name; overrides mixed_precision", "the name of a plan")
           .asked({.topic = Topic::precision,
                   .text = "Plan",
@@ -218,16 +211,16 @@ std::vector<Field> selecting_fields() {
                   .preface = plan_table_text,
                   .changes_memory = true})
           .checked(check_plan),
-      text("fp8.backend", request(&PlanRequest::backend),
+      text("fp8.backend", in_request(&PlanRequest::backend),
            "Source of the FP8 method: " + backends_text(), "the name of a backend")
           .when(selects_by_method),
-      text("fp8.recipe", request(&PlanRequest::recipe), "The backend's scaling. " + recipes_text(),
-           "the name of a recipe")
+      text("fp8.recipe", in_request(&PlanRequest::recipe),
+           "The backend's scaling. " + recipes_text(), "the name of a recipe")
           .when(selects_by_method),
-      text("fp8.opt_level", request(&PlanRequest::opt_level),
+      text("fp8.opt_level", in_request(&PlanRequest::opt_level),
            "For a backend with levels: " + opt_levels_text(), "the name of a level")
           .when(selects_by_method),
-      field("fp8.use_te", request(&PlanRequest::use_te), use_te_text()).when(selects_by_method),
+      field("fp8.use_te", in_request(&PlanRequest::use_te), use_te_text()).when(selects_by_method),
   };
 }
 
@@ -237,8 +230,8 @@ std::vector<Field> changing_fields() {
       make("precision.layers", "names of layers (* and ? match), each with the name of a plan",
            "Plans for the GEMMs of single layers; if several names match, the last one counts. "
            "Stored tensors and wires keep the formats of the run's plan",
-           request(&PlanRequest::layers), read_layers, layers_text),
-      path("precision.file", request(&PlanRequest::layers_file),
+           in_request(&PlanRequest::layers), read_layers, layers_text),
+      path("precision.file", in_request(&PlanRequest::layers_file),
            "A file with plans of layers in another program's keys (te_precision_config_file), "
            "instead of precision.layers",
            "a file"),
@@ -247,17 +240,17 @@ std::vector<Field> changing_fields() {
           "Stages of the run: scaled plans with the same storage formats, and bf16 for steps in "
           "which no GEMM is scaled. until is a fraction of the steps below 1, or a number of "
           "steps; the last stage has none",
-          request(&PlanRequest::schedule),
+          in_request(&PlanRequest::schedule),
           [](const FieldValue& value, const std::string& what) {
             return read_list<StageRequest>(value, 0, what, read_stage);
           },
           schedule_text),
-      field("precision.self_exact", request(&PlanRequest::self_exact),
+      field("precision.self_exact", in_request(&PlanRequest::self_exact),
             "A rank's own contribution to a gradient is not rounded to the wire's format"),
-      field("precision.forward_reads_saved", request(&PlanRequest::forward_reads_saved),
+      field("precision.forward_reads_saved", in_request(&PlanRequest::forward_reads_saved),
             "Norms and activation functions read the codes of saved_norm and saved_nonlinear "
             "in the forward pass too"),
-      field("precision.recompute_swiglu", request(&PlanRequest::recompute_swiglu),
+      field("precision.recompute_swiglu", in_request(&PlanRequest::recompute_swiglu),
             "The product of a SwiGLU is computed again in the backward pass from the stored "
             "saved_nonlinear"),
   };
@@ -266,8 +259,7 @@ std::vector<Field> changing_fields() {
 }  // namespace
 
 std::vector<Field> precision_fields() {
-  std::vector<Field> result = selecting_fields();
-  std::ranges::move(changing_fields(), std::back_inserter(result));
+  std::vector<Field> result = concat({selecting_fields(), changing_fields()});
   for (Field& field : tuning_fields()) {
     field.aliases = {"precision." + field.key.substr(field.key.find('.') + 1)};
     field.applies = [](const Settings& settings) {

@@ -64,7 +64,7 @@ void check_evaluations(const CheckContext& at) {
 }  // namespace
 
 std::vector<Field> checkpoint_fields() {
-  const auto checkpoint = [](auto member) { return in(&Settings::checkpoint, member); };
+  const auto checkpoint = under(&Settings::checkpoint);
   return {
       checkpoint_interval().asked({.topic = Topic::checkpoints,
                                    .text = "Steps between checkpoints",
@@ -123,7 +123,7 @@ std::vector<Field> eval_fields() {
 }
 
 std::vector<Field> sample_fields() {
-  const auto sample = [](auto member) { return in(&Settings::sample, member); };
+  const auto sample = under(&Settings::sample);
   return {
       field("sample.interval", sample(&SampleSettings::interval), at_least(0),
             "Steps between samples of text; 0: none"),

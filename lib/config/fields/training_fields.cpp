@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <initializer_list>
-#include <iterator>
 #include <limits>
 
 #include "config/fields/check_context.h"
@@ -20,15 +19,8 @@ constexpr double kMaxPasses = 1 << 20;     // micro-batch, and micro-batches of 
 constexpr double kMaxSequences = 1 << 30;  // of a step
 constexpr double kMaxTokens = 1e15;        // of a run
 
-template <class Member>
-auto training(Member member) {
-  return in(&Settings::training, member);
-}
-
-template <class... Members>
-auto of_step(Members... members) {
-  return in(&Settings::step, members...);
-}
+constexpr auto in_training = under(&Settings::training);
+constexpr auto in_step = under(&Settings::step);
 
 int64_t planned_ranks(const Settings& settings) {
   return settings.job.nodes * settings.job.ranks_per_node;
@@ -97,7 +89,7 @@ void check_global_batch_size(const CheckContext& at) {
 }
 
 Field max_epochs_field() {
-  return field("training.max_epochs", training(&TrainingSettings::max_epochs),
+  return field("training.max_epochs", in_training(&TrainingSettings::max_epochs),
                {.range = above_up_to(0, kMaxWhole), .is_unset_at_0 = true},
                "Passes over the training samples, such as 3 or 0.5, instead of max_steps. The "
                "steps are max_epochs x samples / samples of a step, rounded up; a step may span "
@@ -118,7 +110,7 @@ Field max_epochs_field() {
 /// Length of the run.
 std::vector<Field> length_fields() {
   return {
-      field("training.max_steps", training(&TrainingSettings::max_steps), count_up_to(kMaxWhole),
+      field("training.max_steps", in_training(&TrainingSettings::max_steps), count_up_to(kMaxWhole),
             "Optimizer steps of the whole run; either this, max_tokens or max_epochs")
           .asked({.topic = Topic::optimization,
                   .text = "Optimizer steps, - to give tokens or epochs instead",
@@ -128,8 +120,8 @@ std::vector<Field> length_fields() {
                       },
                   .optional = true})
           .checked(check_max_steps),
-      field("training.max_tokens", training(&TrainingSettings::max_tokens), count_up_to(kMaxTokens),
-            "Tokens of the whole run, such as 100M, instead of max_steps")
+      field("training.max_tokens", in_training(&TrainingSettings::max_tokens),
+            count_up_to(kMaxTokens), "Tokens of the whole run, such as 100M, instead of max_steps")
           .asked({.topic = Topic::optimization,
                   .text = "Tokens of the whole run, - to give epochs instead",
                   .when = [](const Settings& s) { return s.training.max_steps == 0; },
@@ -142,16 +134,16 @@ std::vector<Field> length_fields() {
 /// Sequences of a step.
 std::vector<Field> batch_fields() {
   return {
-      field("training.micro_batch_size", of_step(&StepSettings::micro_batch_size),
+      field("training.micro_batch_size", in_step(&StepSettings::micro_batch_size),
             between(1, kMaxPasses), "Sequences per forward pass and rank")
           .asked({.topic = Topic::optimization,
                   .text = "Micro-batch: sequences per forward pass and rank",
                   .changes_memory = true}),
       field("training.gradient_accumulation_steps",
-            of_step(&StepSettings::gradient_accumulation_steps), between(1, kMaxPasses),
+            in_step(&StepSettings::gradient_accumulation_steps), between(1, kMaxPasses),
             "Forward passes per optimizer step")
           .when([](const Settings& s) { return s.training.global_batch_size == 0; }),
-      field("training.global_batch_size", training(&TrainingSettings::global_batch_size),
+      field("training.global_batch_size", in_training(&TrainingSettings::global_batch_size),
             count_up_to(kMaxSequences),
             "Sequences per optimizer step over all ranks; instead of "
             "gradient_accumulation_steps")
@@ -171,48 +163,50 @@ std::vector<Field> batch_fields() {
 std::vector<Field> pass_fields() {
   return {
       make("training.seed", "a whole number >= 0", "Seed of every random draw",
-           of_step(&StepSettings::seed), read_unsigned),
-      field("training.z_loss", of_step(&StepSettings::decoder, &DecoderSettings::z_loss),
+           in_step(&StepSettings::seed), read_unsigned),
+      field("training.z_loss", in_step(&StepSettings::decoder, &DecoderSettings::z_loss),
             between(0, 1000),
             "Weight, in the loss that is minimized, of the squared log of the softmax's "
             "normalizer; logged apart, as z_loss"),
       field("training.head_chunk_rows",
-            of_step(&StepSettings::decoder, &DecoderSettings::head_chunk_rows),
+            in_step(&StepSettings::decoder, &DecoderSettings::head_chunk_rows),
             between(0, kMaxSequences),
             "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
-      field("training.frozen", of_step(&StepSettings::decoder, &DecoderSettings::frozen),
+      field("training.frozen", in_step(&StepSettings::decoder, &DecoderSettings::frozen),
             "Names of parameters (* and ? match), such as embedding.weight and layers.0.*, that "
             "stay as they are: they have no gradient and no optimizer state"),
-      field("training.max_time", training(&TrainingSettings::max_time_seconds),
+      field("training.max_time", in_training(&TrainingSettings::max_time_seconds),
             seconds("3h50m", true), "Save and stop with exit code 75 after this time"),
   };
 }
 
 std::vector<Field> divergence_fields() {
   return {
-      choice("training.non_finite", training(&TrainingSettings::non_finite), kOnNonFinite,
+      choice("training.non_finite", in_training(&TrainingSettings::non_finite), kOnNonFinite,
              "What to do with a step whose gradient norm is not finite"),
-      field("training.max_consecutive_skips", training(&TrainingSettings::max_consecutive_skips),
+      field("training.max_consecutive_skips", in_training(&TrainingSettings::max_consecutive_skips),
             at_least(1),
             "Skipped steps in a row that count as divergence; at the end of the run one is enough"),
-      choice("training.on_divergence", training(&TrainingSettings::on_divergence), kOnDivergence,
+      choice("training.on_divergence", in_training(&TrainingSettings::on_divergence), kOnDivergence,
              "stop: exit code 5; rollback: go back to the newest checkpoint from before the "
              "divergence and leave out the batches seen since"),
-      field("training.max_rollbacks", training(&TrainingSettings::max_rollbacks), at_least(1),
+      field("training.max_rollbacks", in_training(&TrainingSettings::max_rollbacks), at_least(1),
             "Number of rollbacks after which a further divergence ends the run"),
-      field("training.spike_threshold", training(&TrainingSettings::spike_threshold), at_least(0),
+      field("training.spike_threshold", in_training(&TrainingSettings::spike_threshold),
+            at_least(0),
             "A loss is high if it is this many standard deviations above the mean of spike_window "
             "losses; 0: no search for spikes"),
-      field("training.spike_window", training(&TrainingSettings::spike_window), between(2, 65536),
+      field("training.spike_window", in_training(&TrainingSettings::spike_window),
+            between(2, 65536),
             "Number of previous losses, leaving out high ones, that a loss is compared with"),
-      field("training.spike_steps", training(&TrainingSettings::spike_steps), at_least(1),
+      field("training.spike_steps", in_training(&TrainingSettings::spike_steps), at_least(1),
             "High losses in a row that make a spike, which counts as divergence"),
   };
 }
 
 Field deterministic_field() {
   return field(
-      "training.deterministic", of_step(&StepSettings::deterministic),
+      "training.deterministic", in_step(&StepSettings::deterministic),
       "On a GPU with cuDNN: take its deterministic backward pass of attention, which is slower "
       "and on sm_80 to sm_90 needs 2 bytes for each score, so that runs and resumed runs have "
       "the same bits; everything else has them either way");
@@ -221,12 +215,8 @@ Field deterministic_field() {
 }  // namespace
 
 std::vector<Field> training_fields() {
-  std::vector<Field> result = length_fields();
-  std::ranges::move(batch_fields(), std::back_inserter(result));
-  std::ranges::move(pass_fields(), std::back_inserter(result));
-  std::ranges::move(divergence_fields(), std::back_inserter(result));
-  result.push_back(deterministic_field());
-  return result;
+  return concat({length_fields(), batch_fields(), pass_fields(), divergence_fields(),
+                 std::vector{deterministic_field()}});
 }
 
 int64_t planned_steps(const Settings& settings) {

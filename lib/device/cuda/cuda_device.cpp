@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/key_error.h"
+#include "base/not_copied.h"
 #include "device/cuda/compiled_code.h"
 #include "device/cuda/cuda_context.h"
 #include "device/cuda/cuda_graph.h"
@@ -20,14 +21,12 @@
 namespace fp8train {
 namespace {
 
-class CudaEvent final : public StreamEvent {
+class CudaEvent final : public StreamEvent, NotCopied {
  public:
   CudaEvent() {
     check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "creating an event");
   }
   ~CudaEvent() override { cudaEventDestroy(event_); }
-  CudaEvent(const CudaEvent&) = delete;
-  CudaEvent& operator=(const CudaEvent&) = delete;
 
   void record(const Stream& stream) override {
     check_cuda(cudaEventRecord(event_, cuda_context(stream).stream), "recording an event");

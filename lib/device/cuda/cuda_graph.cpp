@@ -1,11 +1,12 @@
 #include "device/cuda/cuda_graph.h"
 
+#include "base/not_copied.h"
 #include "device/cuda/cuda_context.h"
 
 namespace fp8train {
 namespace {
 
-class CudaGraph final : public Recording {
+class CudaGraph final : public Recording, NotCopied {
  public:
   explicit CudaGraph(cudaStream_t stream) : stream_(stream) {}
   ~CudaGraph() override {
@@ -13,8 +14,6 @@ class CudaGraph final : public Recording {
       cudaGraphExecDestroy(executable_);
     }
   }
-  CudaGraph(const CudaGraph&) = delete;
-  CudaGraph& operator=(const CudaGraph&) = delete;
 
   void instantiate(cudaGraph_t graph) {
     check_cuda(cudaGraphInstantiate(&executable_, graph, 0), "preparing a CUDA graph");
@@ -29,7 +28,7 @@ class CudaGraph final : public Recording {
 };
 
 /// A capture in progress, which ends with the scope.
-class Capture {
+class Capture : NotCopied {
  public:
   explicit Capture(cudaStream_t stream) : stream_(stream) {
     check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
@@ -43,8 +42,6 @@ class Capture {
       cudaGraphDestroy(graph_);
     }
   }
-  Capture(const Capture&) = delete;
-  Capture& operator=(const Capture&) = delete;
 
   cudaGraph_t finish() {
     running_ = false;

@@ -8,14 +8,13 @@
 #include <array>
 #include <cstddef>
 
+#include "base/not_copied.h"
+
 namespace fp8train {
 
-class PinnedStaging {
+class PinnedStaging : NotCopied {
  public:
-  PinnedStaging() = default;
   ~PinnedStaging();
-  PinnedStaging(const PinnedStaging&) = delete;
-  PinnedStaging& operator=(const PinnedStaging&) = delete;
 
   /// Copies `bytes` bytes to device memory, in the order of `stream`. Each buffer is allocated when
   /// it is first used. Throws DeviceError.

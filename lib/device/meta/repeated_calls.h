@@ -4,17 +4,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/not_copied.h"
 #include "device/stream.h"
 
 namespace fp8train {
 
 /// While it lives, each call on a meta stream counts `times` times.
-class RepeatedCalls {
+class RepeatedCalls : NotCopied {
  public:
   RepeatedCalls(const Stream& meta, int64_t times);
   ~RepeatedCalls();
-  RepeatedCalls(const RepeatedCalls&) = delete;
-  RepeatedCalls& operator=(const RepeatedCalls&) = delete;
 
  private:
   Stream stream_;

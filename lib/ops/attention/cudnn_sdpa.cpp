@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/not_copied.h"
 #include "device/cuda/cuda_libraries.h"
 
 // cudnn-frontend finds cuDNN's functions through this handle.
@@ -284,7 +285,7 @@ class Plan final : public SdpaPlan {
   std::unordered_map<int64_t, void*> memory_;
 };
 
-class Library final : public SdpaLibrary {
+class Library final : public SdpaLibrary, NotCopied {
  public:
   explicit Library(int capability) : capability_(capability) {}
   ~Library() override {
@@ -292,8 +293,6 @@ class Library final : public SdpaLibrary {
       fe::detail::destroy_handle(handle_);
     }
   }
-  Library(const Library&) = delete;
-  Library& operator=(const Library&) = delete;
 
   bool open(cudaStream_t stream, std::string& why_not) {
     if (fe::detail::create_handle(&handle_) != CUDNN_STATUS_SUCCESS ||

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/not_copied.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_kernels_cpu.h"
 
@@ -13,12 +14,9 @@ namespace fp8train::ops::cpu {
 
 /// Memory that only grows, 256-byte aligned; counted by cpu_gemm_workspace_bytes. Contents are lost
 /// when it grows.
-class GrowingBuffer {
+class GrowingBuffer : NotCopied {
  public:
-  GrowingBuffer() = default;
   ~GrowingBuffer() { release(); }
-  GrowingBuffer(const GrowingBuffer&) = delete;
-  GrowingBuffer& operator=(const GrowingBuffer&) = delete;
 
   void* reserve(size_t bytes);
 

@@ -13,6 +13,7 @@
 #include "base/input_file.h"
 #include "base/key_error.h"
 #include "base/log.h"
+#include "base/not_copied.h"
 #include "device/device.h"
 #include "numeric/convert.h"
 #include "numeric/with_type.h"
@@ -70,7 +71,7 @@ std::string file_name(const CudaContext& context) {
 }
 
 /// Time on the GPU between two points of its stream.
-class EventTimer {
+class EventTimer : NotCopied {
  public:
   explicit EventTimer(cudaStream_t stream) : stream_(stream) {
     for (cudaEvent_t& event : events_) {
@@ -82,8 +83,6 @@ class EventTimer {
       cudaEventDestroy(event);
     }
   }
-  EventTimer(const EventTimer&) = delete;
-  EventTimer& operator=(const EventTimer&) = delete;
 
   void mark(int end) { check_cuda(cudaEventRecord(events_[end], stream_), "recording an event"); }
   float milliseconds() {
@@ -100,7 +99,7 @@ class EventTimer {
 
 /// Memory that, written over, leaves nothing of the operands in the second-level cache: in a step
 /// they do not come from there either.
-class CacheFlush {
+class CacheFlush : NotCopied {
  public:
   explicit CacheFlush(const CudaContext& context) : stream_(context.stream) {
     int cache = 0;
@@ -116,8 +115,6 @@ class CacheFlush {
       cudaFree(memory_);
     }
   }
-  CacheFlush(const CacheFlush&) = delete;
-  CacheFlush& operator=(const CacheFlush&) = delete;
 
   bool ready() const { return memory_ != nullptr; }
   void run() { check_cuda(cudaMemsetAsync(memory_, 0, bytes_, stream_), "clearing GPU memory"); }

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "base/not_copied.h"
 #include "numeric/cpu_isa.h"
 #include "ops/gemm/gemm_operands_cpu.h"
 
@@ -38,12 +39,10 @@ bool isa_has([[maybe_unused]] dnnl::cpu_isa isa) {
 }
 
 /// Within it oneDNN neither plans for nor uses more than the calling thread.
-class SingleThreadScope {
+class SingleThreadScope : NotCopied {
  public:
   SingleThreadScope() : threads_(max_threads()) { use_threads(1); }
   ~SingleThreadScope() { use_threads(threads_); }
-  SingleThreadScope(const SingleThreadScope&) = delete;
-  SingleThreadScope& operator=(const SingleThreadScope&) = delete;
 
  private:
   static void use_threads([[maybe_unused]] int count) {

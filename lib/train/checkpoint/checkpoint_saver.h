@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/not_copied.h"
 #include "comm/communicator.h"
 #include "io/checkpoint/checkpoint_retention.h"
 #include "train/checkpoint/state_copy.h"
@@ -37,7 +38,7 @@ struct SaveResult {
   uint64_t bytes = 0;        ///< bytes that all ranks have written
 };
 
-class CheckpointSaver {
+class CheckpointSaver : NotCopied {
  public:
   /// `comm` outlives the object. `is_lost` is asked on the first rank whether the folder may be
   /// another run's by now, and answers so from then on: the save in flight then ends without a
@@ -47,8 +48,6 @@ class CheckpointSaver {
   /// Waits for this rank's thread. A checkpoint that is published by then stays; a save that has
   /// not come that far leaves nothing, or what it has where the folder is lost.
   ~CheckpointSaver();
-  CheckpointSaver(const CheckpointSaver&) = delete;
-  CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
   /// Takes the memory of the copy, so that no save has to wait for it, or fails for lack of it.
   void reserve(const std::function<void(StateCopy&)>& copy) { copy(copy_); }

@@ -94,7 +94,7 @@ class RunComparison {
     if (saved != current) {
       changes = {fmt::format("precision plan: was {}, is {}", saved, current)};
     } else if (!changed_model) {  // else they follow from the model
-      changes = changed_formats(state_formats(model));
+      changes = format_changes(state_.at("formats"), state_formats(model));
     }
     if (changes.empty()) {
       return;
@@ -154,12 +154,6 @@ class RunComparison {
     return stage > 0 && state_.at("step").get<int64_t>() == session_.stages[stage].begin &&
            session_.engine.plan.name == session_.stages[stage].plan.name &&
            state_.at("plan").get<std::string>() == session_.stages[stage - 1].plan.name;
-  }
-
-  std::vector<std::string> changed_formats(const StateFormats& current) const {
-    const nlohmann::json& saved = state_.at("formats");
-    return saved.is_string() ? format_changes(saved.get<std::string>(), current)
-                             : format_changes(read_state_formats(saved), current);
   }
 
   /// A line for the user, where `changes` of the plan that saved are accepted.

@@ -9,34 +9,25 @@
 #include <utility>
 
 #include "base/text.h"
+#include "tensor/tensor_format.h"
 
 namespace fp8train {
 namespace {
 
 using Lines = std::vector<std::string>;
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
 
-/// A format of `Formats`, by its name in state.json and in messages.
-template <typename Formats>
-struct NamedFormat {
-  const char* key;
-  const char* name;
-  TensorFormat Formats::*format;
-};
+/// A role's key in state.json and its name in messages.
+using NamedRole = std::pair<const char*, const char*>;
 
-constexpr NamedFormat<OperandFormats> kOperands[] = {
-    {"fprop_x", "fprop x", &OperandFormats::fprop_x},
-    {"fprop_w", "fprop w", &OperandFormats::fprop_w},
-    {"dgrad_dy", "dgrad dy", &OperandFormats::dgrad_dy},
-    {"dgrad_w", "dgrad w", &OperandFormats::dgrad_w},
-    {"wgrad_dy", "wgrad dy", &OperandFormats::wgrad_dy},
-    {"wgrad_x", "wgrad x", &OperandFormats::wgrad_x}};
-
-constexpr NamedFormat<StateFormats> kStored[] = {
-    {"weight_gradient", "weight gradient", &StateFormats::weight_gradient},
-    {"gradient_wire", "gradient wire", &StateFormats::gradient_wire},
-    {"moment1", "moment 1", &StateFormats::moment1},
-    {"moment2", "moment 2", &StateFormats::moment2}};
-
+constexpr NamedRole kOperands[] = {{"fprop_x", "fprop x"},   {"fprop_w", "fprop w"},
+                                   {"dgrad_dy", "dgrad dy"}, {"dgrad_w", "dgrad w"},
+                                   {"wgrad_dy", "wgrad dy"}, {"wgrad_x", "wgrad x"}};
+constexpr NamedRole kStored[] = {{"weight_gradient", "weight gradient"},
+                                 {"gradient_wire", "gradient wire"},
+                                 {"moment1", "moment 1"},
+                                 {"moment2", "moment 2"}};
 constexpr const char* kWeight = "weight";
 constexpr const char* kMaster = "master_weight";
 constexpr const char* kLayers = "layers";
@@ -44,32 +35,24 @@ constexpr const char* kScaledTensors = "scaled_tensors";
 
 /// Returns the operands' formats of a model's plan, or of a layer's.
 template <typename Plan>
-OperandFormats operands_of(const Plan& plan) {
-  return {.fprop_x = plan.fprop.a,
-          .fprop_w = plan.fprop.b,
-          .dgrad_dy = plan.dgrad.a,
-          .dgrad_w = plan.dgrad.b,
-          .wgrad_dy = plan.wgrad.a,
-          .wgrad_x = plan.wgrad.b};
+OrderedJson operands_of(const Plan& plan) {
+  return {{"fprop_x", describe(plan.fprop.a)},  {"fprop_w", describe(plan.fprop.b)},
+          {"dgrad_dy", describe(plan.dgrad.a)}, {"dgrad_w", describe(plan.dgrad.b)},
+          {"wgrad_dy", describe(plan.wgrad.a)}, {"wgrad_x", describe(plan.wgrad.b)}};
 }
 
-template <typename Formats, size_t Count>
-void write_formats(const Formats& formats, const NamedFormat<Formats> (&list)[Count],
-                   nlohmann::ordered_json& json) {
-  for (const NamedFormat<Formats>& one : list) {
-    json[one.key] = describe(formats.*one.format);
-  }
+std::string text_at(const auto& json, const char* key) {
+  return json.at(key).template get<std::string>();
 }
 
-TensorFormat read_format(const nlohmann::json& json, const char* key) {
-  return parse_format(json.at(key).get<std::string>());
+/// Writes a saved format as it is written now.
+void read_format(Json& json, const char* key) {
+  json.at(key) = describe(parse_format(text_at(json, key)));
 }
 
-template <typename Formats, size_t Count>
-void read_formats(const nlohmann::json& json, const NamedFormat<Formats> (&list)[Count],
-                  Formats& formats) {
-  for (const NamedFormat<Formats>& one : list) {
-    formats.*one.format = read_format(json, one.key);
+void read_operands(Json& json) {
+  for (const auto& [key, name] : kOperands) {
+    read_format(json, key);
   }
 }
 
@@ -107,39 +90,38 @@ void add_names(const char* what, const Lines& saved, const Lines& current, Lines
   }
 }
 
-void add_weight_changes(const StateFormats& saved, const StateFormats& current, Lines& changes) {
-  const auto updated = [](const StateFormats& formats) {
-    return describe(formats.master_weight.value_or(formats.weight));
-  };
-  const auto master = [](const StateFormats& formats) {
-    return formats.master_weight ? describe(*formats.master_weight) : "none";
-  };
-  if (updated(saved) != updated(current)) {
-    add_change("weight", describe(saved.weight), describe(current.weight), changes);
+/// The weight that the optimizer updates.
+std::string updated_weight(const auto& formats) {
+  return text_at(formats, formats.contains(kMaster) ? kMaster : kWeight);
+}
+
+void add_weight_changes(const Json& saved, const OrderedJson& current, Lines& changes) {
+  const auto master = [](const auto& formats) { return formats.value(kMaster, "none"); };
+  if (updated_weight(saved) != updated_weight(current)) {
+    add_change("weight", text_at(saved, kWeight), text_at(current, kWeight), changes);
     add_change("master weight", master(saved), master(current), changes);
   }
 }
 
 /// Layers that differ in the same way share a line.
-void add_layer_changes(const StateFormats& saved, const StateFormats& current, Lines& changes) {
-  const auto names = [](const StateFormats& formats) {
+void add_layer_changes(const Json& saved, const OrderedJson& current, Lines& changes) {
+  const auto names = [](const auto& layers) {
     Lines found;
-    std::ranges::transform(formats.layers, std::back_inserter(found), &LayerFormats::name);
+    for (const auto& layer : layers.items()) {
+      found.push_back(layer.key());
+    }
     return found;
   };
   add_names("layers with a plan of their own", names(saved), names(current), changes);
-  for (const auto& operand : kOperands) {
+  for (const auto& [key, role] : kOperands) {
     std::map<std::pair<std::string, std::string>, Lines> layers;  // by what was and what is
-    for (const LayerFormats& layer : current.layers) {
-      const auto before = std::ranges::find(saved.layers, layer.name, &LayerFormats::name);
-      if (before != saved.layers.end()) {
-        layers[{describe(before->operands.*operand.format),
-                describe(layer.operands.*operand.format)}]
-            .push_back(layer.name);
+    for (const auto& [layer, operands] : current.items()) {
+      if (saved.contains(layer)) {
+        layers[{text_at(saved.at(layer), key), text_at(operands, key)}].push_back(layer);
       }
     }
     for (const auto& [formats, of_layers] : layers) {
-      add_change(fmt::format("{} of {}", operand.name, first_names(of_layers)), formats.first,
+      add_change(fmt::format("{} of {}", role, first_names(of_layers)), formats.first,
                  formats.second, changes);
     }
   }
@@ -147,105 +129,93 @@ void add_layer_changes(const StateFormats& saved, const StateFormats& current, L
 
 /// The text of earlier versions: "FPROP; DGRAD; WGRAD; stored FORMAT; FORMATS in LAYER; TENSOR
 /// TENSOR ", where a product is "A x B", and stored formats are those other than fp32.
-std::string text_of(const StateFormats& formats) {
-  const auto products = [](const OperandFormats& of, const std::string& end) {
-    return fmt::format("{} x {}{}{} x {}{}{} x {}{}", describe(of.fprop_x), describe(of.fprop_w),
-                       end, describe(of.dgrad_dy), describe(of.dgrad_w), end, describe(of.wgrad_dy),
-                       describe(of.wgrad_x), end);
+std::string text_of(const OrderedJson& formats) {
+  const auto products = [](const OrderedJson& of, const std::string& end) {
+    return fmt::format("{} x {}{}{} x {}{}{} x {}{}", text_at(of, "fprop_x"),
+                       text_at(of, "fprop_w"), end, text_at(of, "dgrad_dy"), text_at(of, "dgrad_w"),
+                       end, text_at(of, "wgrad_dy"), text_at(of, "wgrad_x"), end);
   };
-  std::string text = products(formats.operands, "; ");
-  for (const TensorFormat& stored :
-       {formats.master_weight.value_or(formats.weight), formats.weight_gradient,
-        formats.gradient_wire, formats.moment1, formats.moment2}) {
-    text += stored == TensorFormat{} ? "" : "stored " + describe(stored) + "; ";
+  std::string text = products(formats, "; ");
+  Lines stored = {updated_weight(formats)};
+  for (const auto& [key, name] : kStored) {
+    stored.push_back(text_at(formats, key));
   }
-  for (const LayerFormats& layer : formats.layers) {
-    text += products(layer.operands, " in " + layer.name + "; ");
+  for (const std::string& format : stored) {
+    text += format == describe(TensorFormat{}) ? "" : "stored " + format + "; ";
   }
-  for (const std::string& tensor : formats.scaled_tensors) {
-    text += tensor + " ";
+  for (const auto& [name, operands] : formats.at(kLayers).items()) {
+    text += products(operands, " in " + name + "; ");
+  }
+  for (const OrderedJson& tensor : formats.at(kScaledTensors)) {
+    text += tensor.get<std::string>() + " ";
   }
   return text;
 }
 
 }  // namespace
 
-StateFormats state_formats(Decoder& model) {
+nlohmann::ordered_json state_formats(Decoder& model) {
   const PrecisionPlan& plan = model.plan();
-  StateFormats formats = {.operands = operands_of(plan),
-                          .weight = plan.weight,
-                          .master_weight = plan.master_weight,
-                          .weight_gradient = plan.weight_gradient,
-                          .gradient_wire = plan.gradient_wire,
-                          .moment1 = plan.moment1,
-                          .moment2 = plan.moment2,
-                          .layers = {},
-                          .scaled_tensors = model.scaling().names()};
-  if (formats.master_weight && formats.master_weight->remainder) {
-    formats.master_weight = TensorFormat{};
+  OrderedJson formats = operands_of(plan);
+  formats[kWeight] = describe(plan.weight);
+  if (plan.master_weight) {
+    formats[kMaster] =
+        describe(plan.master_weight->remainder ? TensorFormat{} : *plan.master_weight);
   }
+  formats["weight_gradient"] = describe(plan.weight_gradient);
+  formats["gradient_wire"] = describe(plan.gradient_wire);
+  formats["moment1"] = describe(plan.moment1);
+  formats["moment2"] = describe(plan.moment2);
+  OrderedJson layers = OrderedJson::object();
   for (const LinearPlan& linear : model.linear_plans()) {
     if (!linear.layer_plan.empty() && linear.is_scaled()) {
-      formats.layers.push_back({linear.site.name, operands_of(linear)});
+      layers[linear.site.name] = operands_of(linear);
     }
   }
+  formats[kLayers] = std::move(layers);
+  formats[kScaledTensors] = model.scaling().names();
   return formats;
 }
 
-nlohmann::ordered_json json_of(const StateFormats& formats) {
-  nlohmann::ordered_json json = nlohmann::ordered_json::object();
-  write_formats(formats.operands, kOperands, json);
-  json[kWeight] = describe(formats.weight);
-  if (formats.master_weight) {
-    json[kMaster] = describe(*formats.master_weight);
+nlohmann::json read_state_formats(nlohmann::json saved) {
+  read_operands(saved);
+  read_format(saved, kWeight);
+  if (saved.contains(kMaster)) {
+    read_format(saved, kMaster);
   }
-  write_formats(formats, kStored, json);
-  json[kLayers] = nlohmann::ordered_json::object();
-  for (const LayerFormats& layer : formats.layers) {
-    nlohmann::ordered_json operands = nlohmann::ordered_json::object();
-    write_formats(layer.operands, kOperands, operands);
-    json[kLayers][layer.name] = std::move(operands);
+  for (const auto& [key, name] : kStored) {
+    read_format(saved, key);
   }
-  json[kScaledTensors] = formats.scaled_tensors;
-  return json;
+  for (Json& operands : saved.at(kLayers)) {
+    read_operands(operands);
+  }
+  for (const Json& tensor : saved.at(kScaledTensors)) {
+    tensor.get_ref<const std::string&>();
+  }
+  return saved;
 }
 
-StateFormats read_state_formats(const nlohmann::json& json) {
-  StateFormats formats;
-  read_formats(json, kOperands, formats.operands);
-  formats.weight = read_format(json, kWeight);
-  if (json.contains(kMaster)) {
-    formats.master_weight = read_format(json, kMaster);
-  }
-  read_formats(json, kStored, formats);
-  for (const auto& [name, operands] : json.at(kLayers).items()) {
-    formats.layers.push_back({name, {}});
-    read_formats(operands, kOperands, formats.layers.back().operands);
-  }
-  formats.scaled_tensors = json.at(kScaledTensors).get<std::vector<std::string>>();
-  return formats;
-}
-
-std::vector<std::string> format_changes(const StateFormats& saved, const StateFormats& current) {
+std::vector<std::string> format_changes(const nlohmann::json& saved,
+                                        const nlohmann::ordered_json& current) {
   Lines changes;
-  for (const auto& operand : kOperands) {
-    add_change(operand.name, describe(saved.operands.*operand.format),
-               describe(current.operands.*operand.format), changes);
+  if (saved.is_string()) {
+    // Still earlier versions say "kept" for "stored".
+    add_change("formats", replaced(saved.get<std::string>(), "; kept ", "; stored "),
+               text_of(current), changes);
+    return changes;
   }
-  add_weight_changes(saved, current, changes);
-  for (const auto& stored : kStored) {
-    add_change(stored.name, describe(saved.*stored.format), describe(current.*stored.format),
-               changes);
-  }
-  add_layer_changes(saved, current, changes);
-  add_names("scaled tensors", saved.scaled_tensors, current.scaled_tensors, changes);
-  return changes;
-}
-
-std::vector<std::string> format_changes(const std::string& saved, const StateFormats& current) {
-  Lines changes;
-  // Still earlier versions say "kept" for "stored".
-  add_change("formats", replaced(saved, "; kept ", "; stored "), text_of(current), changes);
+  const Json before = read_state_formats(saved);
+  const auto add_roles = [&](const auto& roles) {
+    for (const auto& [key, name] : roles) {
+      add_change(name, text_at(before, key), text_at(current, key), changes);
+    }
+  };
+  add_roles(kOperands);
+  add_weight_changes(before, current, changes);
+  add_roles(kStored);
+  add_layer_changes(before.at(kLayers), current.at(kLayers), changes);
+  add_names("scaled tensors", before.at(kScaledTensors).get<Lines>(),
+            current.at(kScaledTensors).get<Lines>(), changes);
   return changes;
 }
 

@@ -124,7 +124,7 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"best_val_step", state.best_val_step},
                                  {"tokens_per_step", session.tokens_per_step()},
                                  {"plan", session.engine.plan.name},
-                                 {"formats", json_of(state_formats(engine.model()))},
+                                 {"formats", state_formats(engine.model())},
                                  {"optimizer", session.engine.optimizer.name},
                                  {"frozen", engine.model().frozen()},
                                  {"settings", rate_settings(session.settings)},

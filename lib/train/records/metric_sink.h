@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "base/not_copied.h"
 #include "io/checkpoint/run_directory.h"
 
 namespace fp8train {
@@ -15,11 +16,8 @@ struct StepMetrics;
 
 /// An open destination. Its functions throw DeviceError when they cannot write, which ends it and
 /// not the run.
-class MetricSink {
+class MetricSink : NotCopied {
  public:
-  MetricSink() = default;
-  MetricSink(const MetricSink&) = delete;
-  MetricSink& operator=(const MetricSink&) = delete;
   virtual ~MetricSink() = default;
 
   /// Writes a line of metrics. `metrics` has the casts of a training step; null: an evaluation.

@@ -10,6 +10,8 @@
 #include <initializer_list>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -17,6 +19,7 @@
 #include "base/atomic_file.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/names.h"
 #include "base/signals.h"
 #include "comm/launch.h"
 #include "train/records/environment.h"
@@ -27,6 +30,37 @@ namespace {
 constexpr unsigned kLastSeconds = 20;  // that the report may take
 constexpr auto kOthersReport = std::chrono::seconds(1);
 constexpr auto kStore = std::chrono::seconds(5);  // that a flight record may take
+
+/// The state of a process as the operating system reports it.
+enum class ProcessState : uint8_t { running, sleeping, waiting_for_disk, stopped, ended };
+constexpr std::pair<ProcessState, std::string_view> kProcessStates[] = {
+    {ProcessState::running, "running"},
+    {ProcessState::sleeping, "sleeping"},
+    {ProcessState::waiting_for_disk, "waiting for a disk"},
+    {ProcessState::stopped, "stopped"},
+    {ProcessState::ended, "ended"}};
+
+/// Another rank, as far as it can be seen from here.
+struct ObservedRank {
+  int rank = 0;
+  RankIdentity identity;
+  std::optional<ProcessState> process_state;  ///< nothing: on another machine
+
+  /// Whether it is stopped or has ended.
+  bool is_halted() const {
+    return process_state == ProcessState::stopped || process_state == ProcessState::ended;
+  }
+};
+
+/// The state of a process that did not get on, as it is written for the user (docs/use/hangs.md).
+struct FlightRecord {
+  std::string reason;
+  int rank = 0;
+  int ranks = 0;  ///< 0: the ranks have not met yet
+  RankIdentity identity;
+  FlightState state;
+  std::vector<ObservedRank> others;
+};
 
 SectionSeconds limits_of(const WatchdogSettings& settings) {
   SectionSeconds limits = {};
@@ -139,6 +173,82 @@ Json to_json(const FlightState& state) {
   return json;
 }
 
+RankIdentity identity_of_this_rank() {
+  RankIdentity identity = {.process = getpid()};
+  gethostname(identity.host.data(), identity.host.size() - 1);
+  return identity;
+}
+
+/// Looks at all ranks but `own_rank`. Ranks on other machines have their identity only.
+std::vector<ObservedRank> observe_others(const std::vector<RankIdentity>& ranks, int own_rank) {
+  std::vector<ObservedRank> others;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (static_cast<int>(rank) == own_rank) {
+      continue;
+    }
+    ObservedRank other = {.rank = static_cast<int>(rank), .identity = ranks[rank]};
+    if (ranks[rank].host == ranks[static_cast<size_t>(own_rank)].host) {
+      other.process_state = state_of_process(other.identity.process);
+    }
+    others.push_back(other);
+  }
+  return others;
+}
+
+/// Returns "step 7, in exchange for 5.1 s (all_to_all 31 of communicator 2, 4096 bytes)".
+std::string describe(const FlightState& state) {
+  const FlightOperation* const waits_for = state.waits_for();
+  return fmt::format("step {}, in {} for {:.1f} s{}", state.step, name_of(state.where()),
+                     state.seconds(),
+                     waits_for != nullptr ? " (" + describe_operation(*waits_for) + ")" : "");
+}
+
+std::string describe(const ObservedRank& rank) {
+  return fmt::format(
+      "rank {} (process {} on {}{})", rank.rank, rank.identity.process, host_of(rank.identity),
+      rank.process_state ? fmt::format(", {}", name_in(kProcessStates, *rank.process_state)) : "");
+}
+
+/// Returns "rank 1 (process 124 on n1, stopped)", for the ranks that are halted, or for all if none
+/// is. Names four ranks at most, and counts the others. Empty if there are no others.
+std::string describe(const std::vector<ObservedRank>& others) {
+  constexpr size_t kMost = 4;
+  std::vector<const ObservedRank*> seen;
+  const bool some_halted = std::ranges::any_of(others, &ObservedRank::is_halted);
+  for (const ObservedRank& other : others) {
+    if (!some_halted || other.is_halted()) {
+      seen.push_back(&other);
+    }
+  }
+  std::string text;
+  for (size_t i = 0; i < std::min(seen.size(), kMost); ++i) {
+    text += (i == 0 ? "" : "; ") + describe(*seen[i]);
+  }
+  return seen.size() > kMost ? fmt::format("{}; and {} more", text, seen.size() - kMost) : text;
+}
+
+/// Returns the record as indented JSON.
+std::string to_json(const FlightRecord& record) {
+  Json json = {{"reason", record.reason},
+               {"time", utc_time()},
+               {"rank", record.rank},
+               {"ranks", record.ranks > 0 ? Json(record.ranks) : Json()},
+               {"host", host_of(record.identity)},
+               {"process", record.identity.process}};
+  json.update(to_json(record.state));
+  Json& others = json["other_ranks"] = Json::array();
+  for (const ObservedRank& other : record.others) {
+    Json one = {{"rank", other.rank},
+                {"host", host_of(other.identity)},
+                {"process", other.identity.process}};
+    if (other.process_state) {
+      one["process_state"] = name_in(kProcessStates, *other.process_state);
+    }
+    others.push_back(std::move(one));
+  }
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
 }  // namespace
 
 RunWatchdog::RunWatchdog(const WatchdogSettings& limits, std::filesystem::path folder)
@@ -225,17 +335,17 @@ std::string RunWatchdog::report(const FlightState& state, const std::string& why
   if (!others.empty()) {
     text += ". Others: " + others;
   }
-  return text + store(record);
+  return text + store(record.rank, to_json(record));
 }
 
 /// On a thread of its own: a file system that does not answer may be what is reported.
-std::string RunWatchdog::store(const FlightRecord& record) const {
-  const std::filesystem::path file = folder_ / fmt::format("flight-{:05}.json", record.rank);
+std::string RunWatchdog::store(int rank, const std::string& record) const {
+  const std::filesystem::path file = folder_ / fmt::format("flight-{:05}.json", rank);
   auto promise = std::make_shared<std::promise<std::string>>();
   std::future<std::string> outcome = promise->get_future();
   try {
-    std::thread([promise, file, folder = folder_, text = to_json(record)] {
-      promise->set_value(store_at(folder, file, text));
+    std::thread([promise, file, folder = folder_, record] {
+      promise->set_value(store_at(folder, file, record));
     }).detach();
   } catch (const std::system_error& error) {
     return fmt::format(". No flight record: {}", error.what());
@@ -249,95 +359,6 @@ std::string RunWatchdog::report_failed_wait(const std::string& why) {
   std::string text = report(recorder_.failed_state().value_or(recorder_.read()), why);
   std::this_thread::sleep_for(kOthersReport);
   return text;
-}
-
-WatchedRanks::WatchedRanks(RunWatchdog* watchdog, Communicator& comm) : watchdog_(watchdog) {
-  if (watchdog_ != nullptr) {
-    watchdog_->watch_ranks(&comm);
-  }
-}
-
-WatchedRanks::~WatchedRanks() {
-  if (watchdog_ != nullptr) {
-    watchdog_->watch_ranks(nullptr);
-  }
-}
-
-EndSection::~EndSection() {
-  if (FlightRecorder* const recorder = flight_recorder()) {
-    recorder->enter(Section::end);
-  }
-}
-
-RankIdentity identity_of_this_rank() {
-  RankIdentity identity = {.process = getpid()};
-  gethostname(identity.host.data(), identity.host.size() - 1);
-  return identity;
-}
-
-std::vector<ObservedRank> observe_others(const std::vector<RankIdentity>& ranks, int own_rank) {
-  std::vector<ObservedRank> others;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (static_cast<int>(rank) == own_rank) {
-      continue;
-    }
-    ObservedRank other = {.rank = static_cast<int>(rank), .identity = ranks[rank]};
-    if (ranks[rank].host == ranks[static_cast<size_t>(own_rank)].host) {
-      other.process_state = state_of_process(other.identity.process);
-    }
-    others.push_back(other);
-  }
-  return others;
-}
-
-std::string describe(const FlightState& state) {
-  const FlightOperation* const waits_for = state.waits_for();
-  return fmt::format("step {}, in {} for {:.1f} s{}", state.step, name_of(state.where()),
-                     state.seconds(),
-                     waits_for != nullptr ? " (" + describe_operation(*waits_for) + ")" : "");
-}
-
-std::string describe(const ObservedRank& rank) {
-  return fmt::format(
-      "rank {} (process {} on {}{})", rank.rank, rank.identity.process, host_of(rank.identity),
-      rank.process_state ? fmt::format(", {}", name_in(kProcessStates, *rank.process_state)) : "");
-}
-
-std::string describe(const std::vector<ObservedRank>& others) {
-  constexpr size_t kMost = 4;
-  std::vector<const ObservedRank*> seen;
-  const bool some_halted = std::ranges::any_of(others, &ObservedRank::is_halted);
-  for (const ObservedRank& other : others) {
-    if (!some_halted || other.is_halted()) {
-      seen.push_back(&other);
-    }
-  }
-  std::string text;
-  for (size_t i = 0; i < std::min(seen.size(), kMost); ++i) {
-    text += (i == 0 ? "" : "; ") + describe(*seen[i]);
-  }
-  return seen.size() > kMost ? fmt::format("{}; and {} more", text, seen.size() - kMost) : text;
-}
-
-std::string to_json(const FlightRecord& record) {
-  Json json = {{"reason", record.reason},
-               {"time", utc_time()},
-               {"rank", record.rank},
-               {"ranks", record.ranks > 0 ? Json(record.ranks) : Json()},
-               {"host", host_of(record.identity)},
-               {"process", record.identity.process}};
-  json.update(to_json(record.state));
-  Json& others = json["other_ranks"] = Json::array();
-  for (const ObservedRank& other : record.others) {
-    Json one = {{"rank", other.rank},
-                {"host", host_of(other.identity)},
-                {"process", other.identity.process}};
-    if (other.process_state) {
-      one["process_state"] = name_in(kProcessStates, *other.process_state);
-    }
-    others.push_back(std::move(one));
-  }
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace fp8train
