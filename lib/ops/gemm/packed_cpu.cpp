@@ -31,16 +31,14 @@ bool is_whole(const GemmOperand& b) {
   return !has_values_under(b) || format.row_scaled || facts_of(format.scale_type).exact_in_bf16;
 }
 
-memory::data_type onednn_type(DType type) {
-  return type == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
-}
-
 /// Returns the layout that oneDNN reads op(b) in; null: its kernels read it as it is.
 const memory::desc* layout_of(const GemmOperand& b) {
   const Shape& shape = b.matrix().shape;
-  return !is_whole(b) ? nullptr
-                      : packed_layout(shape[b.transposed ? 1 : 0], shape[b.transposed ? 0 : 1],
-                                      onednn_type(multiplied_type(b)));
+  const int64_t k = shape[b.transposed ? 1 : 0];
+  const DType type = multiplied_type(b);
+  return is_whole(b) && may_be_whole(b, k, type)
+             ? packed_layout(k, shape[b.transposed ? 0 : 1], onednn_type(type))
+             : nullptr;
 }
 
 /// The key of a Reorder: op(b) [k, n] as it is stored, and the type that it is packed in.
@@ -81,8 +79,9 @@ ConstView values_of(Stream stream, const GemmOperand& b, GemmMemory& memory) {
   if (has_values_under(b)) {
     return values_under(stream, b, memory);
   }
-  const DType type =
-      matrix.dtype == DType::f32 || matrix.dtype == DType::f16 ? DType::f32 : DType::bf16;
+  const DType type = multiplied_type(b) == DType::i8                            ? DType::i8
+                     : matrix.dtype == DType::f32 || matrix.dtype == DType::f16 ? DType::f32
+                                                                                : DType::bf16;
   return {prepare_operand(b, type, false, memory), type, matrix.shape};
 }
 
