@@ -18,21 +18,20 @@ struct Problem {
   int64_t m, n, k;
 };
 // Depths about those of one fp32 sum (1024) and of one int32 sum (65536), and extents about tiles.
-constexpr Problem kProblems[] = {{1, 1, 1},      {33, 48, 80},  {70, 37, 65}, {130, 257, 129},
-                                 {5, 40, 1023},  {6, 33, 1024}, {7, 3, 1025}, {130, 270, 2100},
-                                 {64, 64, 4096}, {2, 3, 65536}, {2, 5, 70000}};
+constexpr Problem kProblems[] = {{1, 1, 1},      {33, 48, 80},  {70, 37, 65},  {130, 257, 129},
+                                 {5, 40, 1023},  {6, 33, 1024}, {7, 3, 1025},  {130, 270, 2100},
+                                 {64, 64, 4096}, {3, 3, 65536}, {3, 5, 140000}};
 
-/// Codes of a matrix [rows, k]: rows of the largest code, of its negative and of both
-/// before others.
+/// Codes of a matrix [rows, k]: rows of the largest code and of its negative, of codes near them,
+/// and of codes of any size.
 std::vector<float> extreme_codes(int64_t rows, int64_t k, uint32_t seed) {
   std::vector<float> codes = random_values(rows * k, seed, 60.0F);
   for (int64_t i = 0; i < rows * k; ++i) {
-    const int64_t row = i / k;
     float& code = codes[static_cast<size_t>(i)];
-    code = row % 5 == 0   ? 127.0F
-           : row % 5 == 1 ? -127.0F
-           : row % 5 == 2 ? (i % 2 == 0 ? 127.0F : -127.0F)
-                          : std::clamp(std::round(code), -127.0F, 127.0F);
+    const float any = std::clamp(std::round(code), -127.0F, 127.0F);
+    const float near_largest = 127.0F - std::abs(std::round(any / 8));
+    const float by_row[] = {127.0F, -127.0F, near_largest, -near_largest, any};
+    code = by_row[i / k % 5];
   }
   return codes;
 }
