@@ -52,8 +52,8 @@ size_t gemm_workspace_bytes(const Gemm& call);
 /// gemm() with that memory; operands may have any matrix where they are not read.
 void multiply(Stream stream, const Gemm& call, GemmMemory& memory);
 
-/// FP8TRAIN_CPU_GEMM, the type that bf16 operands and codes are multiplied in: fp32 or bf16; nothing
-/// where it is not set. Throws ConfigError for another value.
+/// FP8TRAIN_CPU_GEMM, the type that bf16 operands and codes are multiplied in: fp32 or bf16;
+/// nothing where it is not set. Throws ConfigError for another value.
 std::optional<DType> gemm_units_of_environment();
 
 /// The operand in `type` (fp32, bf16; int8 codes as they are): what is stored where that fits, else
