@@ -53,7 +53,7 @@ constexpr std::pair<const char*, const char*> kEnvironmentVariables[] = {
     {"FP8TRAIN_SET", "a.b=v;c.d=w: changes keys of the configuration, as --set does"},
     {"FP8TRAIN_CPU_ISA",
      "Lowers the level of instructions: x86-64, x86-64-v3 or x86-64-v4; armv8-a on Arm"},
-    {"FP8TRAIN_CPU_GEMM", "Units that multiply 16-bit operands on a CPU: fp32 or bf16"},
+    {"FP8TRAIN_CPU_GEMM", "Units that multiply 16-bit operands and codes on a CPU: fp32 or bf16"},
     {"FP8TRAIN_CPU_PACK",
      "1: weights have copies that a CPU multiplies faster; 0: none; default: with bf16 units"},
     {"FP8TRAIN_CUDA_ATTENTION", "Attention on a GPU: own or cudnn"},

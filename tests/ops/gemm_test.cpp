@@ -377,6 +377,9 @@ TEST_CASE("gemm refuses what does not fit", "[gemm]") {
 TEST_CASE("gemm names its engine", "[gemm]") {
   CHECK(std::string(ops::cpu_gemm_engine(DType::f32)).starts_with("fp32 ("));
   CHECK(std::string(ops::cpu_gemm_engine(DType::e4m3)) == ops::cpu_gemm_engine(DType::bf16));
+  if (ops::cpu::gemm_units_of_environment()) {
+    CHECK(std::string(ops::cpu_gemm_engine(DType::i8)) == ops::cpu_gemm_engine(DType::e4m3));
+  }
   if (ops::cpu::gemm_units_of_environment() == DType::f32) {
     CHECK(std::string(ops::cpu_gemm_engine(DType::e4m3)) == ops::cpu_gemm_engine(DType::f32));
   }

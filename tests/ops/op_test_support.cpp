@@ -86,12 +86,13 @@ std::vector<const ops::OpTable*> cpu_tables() {
 }
 
 #if defined(_OPENMP)
+static const int threads_at_start = omp_get_max_threads();
+
 void set_threads(int count) {
   omp_set_num_threads(count);
 }
 int default_threads() {
-  static const int count = omp_get_max_threads();
-  return count;
+  return threads_at_start;
 }
 #else
 void set_threads(int /*count*/) {}

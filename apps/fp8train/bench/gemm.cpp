@@ -40,11 +40,12 @@ class ShapeBench {
   std::vector<GemmResult> run() {
     using namespace per;
     std::vector<GemmResult> results = {wide(), plain_bf16(), one_scale(false), one_scale(true)};
+    results.push_back(blocks(row, row, DType::i8));
     for (const auto& [a, b] : {std::pair{row, row},
                                {block_1x128, block_128x128},
                                {block_1x128, block_1x128},
                                {block_1x32, block_1x32}}) {
-      results.push_back(blocks(a, b));
+      results.push_back(blocks(a, b, DType::e4m3));
     }
     const double bf16 = results[1].with_casts;
     for (GemmResult& result : results) {
@@ -108,15 +109,20 @@ class ShapeBench {
     return measured(current ? "e4m3 current" : "e4m3 delayed", DType::e4m3, casts, product);
   }
 
-  GemmResult blocks(ScaleBlock a_block, ScaleBlock b_block) const {
-    const BlockwiseCodes a(*device_, blockwise_role_format(a_block), shape_.m, shape_.k);
-    const BlockwiseCodes b(*device_, blockwise_role_format(b_block), shape_.n, shape_.k);
+  GemmResult blocks(ScaleBlock a_block, ScaleBlock b_block, DType type) const {
+    const auto format = [&](ScaleBlock block) {
+      TensorFormat role = blockwise_role_format(block);
+      role.dtype = type;
+      return role;
+    };
+    const BlockwiseCodes a(*device_, format(a_block), shape_.m, shape_.k);
+    const BlockwiseCodes b(*device_, format(b_block), shape_.n, shape_.k);
     ops::Gemm call = {.a = a.operand(false), .b = b.operand(true), .c = c_};
     const size_t bytes = ops::gemm_scratch_bytes(device_->traits(), call);
     const Buffer scratch(*device_, bytes, MemoryCategory::workspace);
     call.scratch = {scratch.data(), DType::u8, {static_cast<int64_t>(bytes)}};
     const ops::GemmSupport support = ops::gemm_support(device_->traits(), call);
-    std::string operands = "e4m3 " + std::string(name_of(a_block));
+    std::string operands = std::string(name_of(type)) + " " + std::string(name_of(a_block));
     if (a_block != b_block) {
       operands += " x " + std::string(name_of(b_block));
     }
@@ -124,7 +130,7 @@ class ShapeBench {
       a.cast(device_->stream(), a_);
       b.cast(device_->stream(), b_);
     };
-    GemmResult result = measured(operands, support.native ? DType::e4m3 : DType::bf16, casts,
+    GemmResult result = measured(operands, support.native ? type : DType::bf16, casts,
                                  [&] { ops::gemm(device_->stream(), call); });
     result.dequantized_because = support.reason;
     return result;

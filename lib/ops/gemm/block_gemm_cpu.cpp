@@ -19,8 +19,6 @@
 namespace fp8train::ops::cpu {
 namespace {
 
-using dnnl::memory;
-
 constexpr int64_t kBlockDepth = 128;        // K of a block
 constexpr int64_t kFinishElements = 16384;  // of a product that one thread finishes at a time
 
@@ -31,18 +29,11 @@ GemmOperand as_values(ConstView values, bool transposed, const float* scale) {
   return {tensor, transposed};
 }
 
-/// The part of an operand that gemm takes, without the scales of its rows: codes, those of int8 in
-/// another type, which is exact, or those of blocks with their scales.
+/// The part of an operand that gemm takes, without the scales of its rows: codes, or those of
+/// blocks with their scales.
 ConstView values_of_rows(Stream stream, const GemmOperand& operand, GemmMemory& memory) {
-  const ConstView codes = operand.matrix();
-  if (operand.tensor.format.block != per::row) {
-    return values_under(stream, operand, memory);
-  }
-  if (codes.dtype != DType::i8) {
-    return codes;
-  }
-  const DType type = multiplied_type(operand);
-  return {prepare_operand(operand, type, false, memory), type, codes.shape};
+  return operand.tensor.format.block == per::row ? operand.matrix()
+                                                 : values_under(stream, operand, memory);
 }
 
 /// Sets b of a product that has all else: values of `b`, from `values_of`, and its scale of the
@@ -51,8 +42,7 @@ template <typename ValuesOf>
 void set_values_of_b(Gemm& product, const GemmOperand& b, const float* scale,
                      const ValuesOf& values_of) {
   const ConstView codes = b.matrix();
-  const bool are_values = is_fp8(codes.dtype) && b.tensor.format.block == per::row;
-  const DType type = are_values ? codes.dtype : multiplied_type(b);
+  const DType type = b.tensor.format.block == per::row ? codes.dtype : multiplied_type(b);
   product.b = as_values({codes.data, type, codes.shape}, true, scale);
   product.b.packed = b.packed;
   if (product.emulate_accumulator || !reads_packed(product)) {
@@ -142,13 +132,12 @@ void gather_scales(const BlockScales& scales, int64_t first, int64_t count, int6
 
 /// Other scales: partial products over blocks of K, each times its scales, in tiles.
 void multiply_partials(const Gemm& call, GemmMemory& memory) {
-  const bool bf16_units = uses_bf16_units();
-  const DType type = bf16_units ? DType::bf16 : DType::f32;
+  const DType type = uses_bf16_units() ? DType::bf16 : DType::f32;
   const TiledKey key = {.m = call.c.shape[0],
                         .n = call.c.shape[1],
                         .k = call.depth(),
                         .depth = kBlockDepth,
-                        .type = bf16_units ? memory::data_type::bf16 : memory::data_type::f32,
+                        .type = onednn_type(type),
                         .b_transposed = true,
                         .threads = max_threads()};
   thread_local std::map<TiledKey, std::unique_ptr<TiledProduct>> products;

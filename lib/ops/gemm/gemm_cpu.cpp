@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <compare>
+#include <functional>
 #include <map>
 #include <memory>
 
@@ -23,7 +24,8 @@ using dnnl::memory;
 /// The key of a WholeProduct: a [m, k] times op(b) [k, n], and the steps after it.
 struct ProductKey {
   int64_t m, n, k;
-  bool bf16_operands, b_transposed, bf16_result, add, scaled, biased, packed;
+  memory::data_type operands;
+  bool b_transposed, bf16_result, add, scaled, biased, packed;
   int threads;
 
   // clang-tidy takes the 0 that the comparison compares with for a null pointer.
@@ -31,25 +33,21 @@ struct ProductKey {
 };
 
 /// op(b) [k, n]; false where it should be packed and there is no layout for it.
-memory::desc operand_b(const ProductKey& key, memory::data_type type) {
+memory::desc operand_b(const ProductKey& key) {
   if (!key.packed) {
-    return stored_matrix(key.k, key.n, type, key.b_transposed, key.b_transposed ? key.k : key.n);
+    return stored_matrix(key.k, key.n, key.operands, key.b_transposed,
+                         key.b_transposed ? key.k : key.n);
   }
-  const memory::desc* const layout = packed_layout(key.k, key.n, type);
+  const memory::desc* const layout = packed_layout(key.k, key.n, key.operands);
   return layout == nullptr ? memory::desc() : *layout;
-}
-
-memory::data_type operand_type(const ProductKey& key) {
-  return key.bf16_operands ? memory::data_type::bf16 : memory::data_type::f32;
 }
 
 /// The whole product in one primitive, with its post-ops; `valid` only where oneDNN has its blocked
 /// kernel for it.
 struct WholeProduct {
   explicit WholeProduct(const ProductKey& key) {
-    const auto type = operand_type(key);
-    const auto a = row_major(key.m, key.k, type, key.k);
-    const auto b = operand_b(key, type);
+    const auto a = row_major(key.m, key.k, key.operands, key.k);
+    const auto b = operand_b(key);
     const auto c = row_major(
         key.m, key.n, key.bf16_result ? memory::data_type::bf16 : memory::data_type::f32, key.n);
     const auto scale = row_major(1, 1, memory::data_type::f32, 1);
@@ -122,7 +120,7 @@ ProductKey key_of(const Gemm& call, DType type) {
   return {.m = call.c.shape[0],
           .n = call.c.shape[1],
           .k = call.depth(),
-          .bf16_operands = type == DType::bf16,
+          .operands = onednn_type(type),
           .b_transposed = call.b.transposed,
           .bf16_result = direct && call.c.dtype == DType::bf16,
           .add = direct && call.beta != 0.0F,
@@ -140,7 +138,7 @@ constexpr int64_t kPackedPlainRows = 256;
 /// Whether b is packed for this product alone. In fp32 that is faster than decoding it into a copy
 /// that oneDNN copies into its blocks. Bits are the same.
 bool packs_in_call(const Gemm& call, ProductKey key) {
-  if (key.packed || key.bf16_operands || key.m < kPackedRows ||
+  if (key.packed || key.operands != memory::data_type::f32 || key.m < kPackedRows ||
       (call.b.matrix().dtype == DType::f32 && (key.b_transposed || key.m < kPackedPlainRows))) {
     return false;
   }
@@ -162,8 +160,12 @@ const void* operand_of_b(Stream stream, const Gemm& call, DType type, bool packs
   return packed;
 }
 
-/// The product as one primitive. False where oneDNN has no blocked kernel for it.
+/// The product as one primitive. False where oneDNN has no blocked kernel for it, or its sums would
+/// not be exact and have to be.
 bool run_whole(Stream stream, const Gemm& call, DType type, GemmMemory& memory) {
+  if (!may_be_whole(call.a, call.depth(), type)) {
+    return false;
+  }
   ProductKey key = key_of(call, type);
   const bool packs = packs_in_call(call, key);
   key.packed = key.packed || packs;
@@ -188,12 +190,15 @@ bool run_whole(Stream stream, const Gemm& call, DType type, GemmMemory& memory) 
   return true;
 }
 
-/// The product by tiles, in fp32, where oneDNN has no blocked kernel.
+/// The product by tiles, in fp32, where it is not made whole. Sums of int8 products are exact:
+/// those of pieces of K in fp32, their sums in fp64.
 void run_tiled(const Gemm& call, GemmMemory& memory) {
   const TiledKey key = {.m = call.c.shape[0],
                         .n = call.c.shape[1],
                         .k = call.depth(),
-                        .depth = call.depth(),
+                        .depth = call.a.matrix().dtype == DType::i8
+                                     ? std::min(call.depth(), kExactDepth)
+                                     : call.depth(),
                         .type = memory::data_type::f32,
                         .b_transposed = call.b.transposed,
                         .threads = max_threads()};
@@ -203,6 +208,10 @@ void run_tiled(const Gemm& call, GemmMemory& memory) {
   void* scratchpads = memory.take(product.scratchpad_bytes());
   auto* products = static_cast<float*>(
       memory.take(static_cast<size_t>(kTileElements * key.threads) * sizeof(float)));
+  auto* sums = product.pieces() == 1
+                   ? nullptr
+                   : static_cast<double*>(memory.take(
+                         static_cast<size_t>(kTileElements * key.threads) * sizeof(double)));
   if (memory.counts()) {
     return;
   }
@@ -210,6 +219,17 @@ void run_tiled(const Gemm& call, GemmMemory& memory) {
   product.for_each_tile([&](const ProductTile& tile) {
     float* tile_product = products + tile.thread * kTileElements;
     product.run(tile, 0, a, b, tile_product, scratchpads);
+    if (sums != nullptr) {
+      double* const sum = sums + tile.thread * kTileElements;
+      const int64_t count = tile.rows * tile.columns;
+      std::copy_n(tile_product, count, sum);
+      for (int64_t piece = 1; piece < product.pieces(); ++piece) {
+        product.run(tile, piece, a, b, tile_product, scratchpads);
+        std::transform(sum, sum + count, tile_product, sum, std::plus<double>());
+      }
+      std::transform(sum, sum + count, tile_product,
+                     [](double value) { return static_cast<float>(value); });
+    }
     ProductEpilogue part = part_of(all, tile.row, tile.rows, tile.column, tile.columns);
     part.product = tile_product;
     part.product_stride = tile.columns;
@@ -268,12 +288,21 @@ void multiply(Stream stream, const Gemm& call, GemmMemory& memory) {
 
 DType multiplied_type(const GemmOperand& operand) {
   const DType type = operand.matrix().dtype;
+  if (type == DType::i8 && uses_int8_units()) {
+    return type;
+  }
   return type != DType::f32 && type != DType::f16 && uses_bf16_units() ? DType::bf16 : DType::f32;
 }
 
+bool may_be_whole(const GemmOperand& operand, int64_t k, DType type) {
+  return operand.matrix().dtype != DType::i8 ||
+         k <= (type == DType::i8 ? kInt32Depth : kExactDepth);
+}
+
 bool reads_packed(const Gemm& call) {
-  return !call.b.packed.empty() &&
-         cached(workspace().whole, key_of(call, multiplied_type(call.a))).valid;
+  const DType type = multiplied_type(call.a);
+  return !call.b.packed.empty() && may_be_whole(call.a, call.depth(), type) &&
+         cached(workspace().whole, key_of(call, type)).valid;
 }
 
 bool probe_gemms(Device& /*device*/, const Fp8Products* /*known*/) {

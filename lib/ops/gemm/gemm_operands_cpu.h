@@ -50,19 +50,27 @@ size_t gemm_workspace_bytes(const Gemm& call);
 /// gemm() with that memory; operands may have any matrix where they are not read.
 void multiply(Stream stream, const Gemm& call, GemmMemory& memory);
 
-/// FP8TRAIN_CPU_GEMM, the type that bf16 and FP8 operands are multiplied in: fp32 or bf16; nothing
-/// where it is not set. Throws ConfigError for another value.
+/// FP8TRAIN_CPU_GEMM, the type that bf16 operands and codes are multiplied in: fp32 or bf16;
+/// nothing where it is not set. Throws ConfigError for another value.
 std::optional<DType> gemm_units_of_environment();
 
-/// The operand in `type` (fp32 or bf16): what is stored where that fits, else a copy.
-/// With `row_major`, op(operand) itself, the transposition carried out.
+/// The operand in `type` (fp32, bf16; int8 codes as they are): what is stored where that fits, else
+/// a copy. With `row_major`, op(operand) itself, the transposition carried out.
 const void* prepare_operand(const GemmOperand& operand, DType type, bool row_major,
                             GemmMemory& memory);
 
-/// The type in which an operand is multiplied, if oneDNN has a blocked kernel for the product.
+/// The type in which an operand is multiplied, if oneDNN has a blocked kernel for the product:
+/// fp32, bf16 or, of int8 codes, int8.
 DType multiplied_type(const GemmOperand& operand);
 
-/// Writes op(b) in the layout packed_layout() for `type`, fp32 or bf16; there must be one.
+constexpr int64_t kExactDepth = 1024;   // 1024 products of int8 codes are at most 2^24
+constexpr int64_t kInt32Depth = 65536;  // that many of an int8 code and one plus 128 are below 2^31
+
+/// Whether one product may sum over k: products of int8 codes have the exact sum, rounded once, so
+/// that they have the same bits on every processor.
+bool may_be_whole(const GemmOperand& operand, int64_t k, DType type);
+
+/// Writes op(b) in the layout packed_layout() for `type`; there must be one.
 void pack(Stream stream, const GemmOperand& b, DType type, void* packed, GemmMemory& memory);
 
 /// Whether the product of these extents reads the packed b. Where it does, b's matrix is not read.

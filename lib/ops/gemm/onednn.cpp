@@ -92,6 +92,20 @@ bool uses_bf16_units() {
   return uses;
 }
 
+// Units without VNNI add pairs of products in 16 bits, which saturate. AMX implies AVX512-VNNI;
+// that of AVX2 alone has no blocked kernel in oneDNN 2.
+bool uses_int8_units() {
+  static const bool uses =
+      isa_has(dnnl::cpu_isa::avx512_core_vnni) && !gemm_units_of_environment().has_value();
+  return uses;
+}
+
+memory::data_type onednn_type(DType type) {
+  return type == DType::bf16 ? memory::data_type::bf16
+         : type == DType::i8 ? memory::data_type::s8
+                             : memory::data_type::f32;
+}
+
 void Execution::add(int argument, const memory::desc& description) {
   memories_.emplace_back(description, onednn_engine(), nullptr);
   arguments_.push_back({argument, memories_.back().get()});
@@ -237,7 +251,10 @@ namespace fp8train::ops {
 
 const char* cpu_gemm_engine(DType operand) {
   using cpu::isa_has;
-  if (cpu::uses_bf16_units() && (is_fp8(operand) || operand == DType::bf16)) {
+  if (operand == DType::i8 && cpu::uses_int8_units()) {
+    return isa_has(dnnl::cpu_isa::avx512_core_amx) ? "int8 (amx)" : "int8 (avx512_vnni)";
+  }
+  if (cpu::uses_bf16_units() && (is_byte_code(operand) || operand == DType::bf16)) {
     return isa_has(dnnl::cpu_isa::avx512_core_amx) ? "bf16 (amx)" : "bf16 (avx512_bf16)";
   }
   if (isa_has(dnnl::cpu_isa::avx512_core)) {

@@ -30,6 +30,13 @@ int thread_number();
 /// that is faster. FP8TRAIN_CPU_GEMM=fp32|bf16 decides otherwise, bf16 where the processor can.
 bool uses_bf16_units();
 
+/// Whether int8 codes are multiplied as they are, with exact sums: on processors with AVX512-VNNI,
+/// where FP8TRAIN_CPU_GEMM is not set.
+bool uses_int8_units();
+
+/// oneDNN's name of a type that operands are multiplied in: fp32, bf16 or int8.
+dnnl::memory::data_type onednn_type(DType type);
+
 /// A primitive with memory objects that are pointed at new data for each execution.
 class Execution {
  public:

@@ -34,16 +34,14 @@ bool is_whole(const GemmOperand& b) {
   return !has_values_under(b) || format.row_scaled || facts_of(format.scale_type).exact_in_bf16;
 }
 
-memory::data_type onednn_type(DType type) {
-  return type == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
-}
-
 /// Returns the layout that oneDNN reads op(b) in; null: its kernels read it as it is.
 const memory::desc* layout_of(const GemmOperand& b) {
   const Shape& shape = b.matrix().shape;
-  return !is_whole(b) ? nullptr
-                      : packed_layout(shape[b.transposed ? 1 : 0], shape[b.transposed ? 0 : 1],
-                                      onednn_type(multiplied_type(b)));
+  const int64_t k = shape[b.transposed ? 1 : 0];
+  const DType type = multiplied_type(b);
+  return is_whole(b) && may_be_whole(b, k, type)
+             ? packed_layout(k, shape[b.transposed ? 0 : 1], onednn_type(type))
+             : nullptr;
 }
 
 /// The key of a Reorder: op(b) [k, n] as it is stored, and the type that it is packed in.
@@ -79,20 +77,21 @@ struct Reorder {
 };
 
 /// The matrix as it is stored, in a type that oneDNN converts exactly to that of the product.
-ConstView values_of(Stream stream, const GemmOperand& b, GemmMemory& memory) {
+ConstView values_of(Stream stream, const GemmOperand& b, DType type, GemmMemory& memory) {
   const ConstView matrix = b.matrix();
   if (has_values_under(b)) {
     return values_under(stream, b, memory);
   }
-  const DType type =
-      matrix.dtype == DType::f32 || matrix.dtype == DType::f16 ? DType::f32 : DType::bf16;
-  return {prepare_operand(b, type, false, memory), type, matrix.shape};
+  const DType from = type == DType::i8                                          ? DType::i8
+                     : matrix.dtype == DType::f32 || matrix.dtype == DType::f16 ? DType::f32
+                                                                                : DType::bf16;
+  return {prepare_operand(b, from, false, memory), from, matrix.shape};
 }
 
 }  // namespace
 
 void pack(Stream stream, const GemmOperand& b, DType type, void* packed, GemmMemory& memory) {
-  const ConstView values = values_of(stream, b, memory);
+  const ConstView values = values_of(stream, b, type, memory);
   thread_local std::map<ReorderKey, std::unique_ptr<Reorder>> reorders;
   Reorder& reorder = cached(reorders, {.k = values.shape[b.transposed ? 1 : 0],
                                        .n = values.shape[b.transposed ? 0 : 1],
