@@ -221,6 +221,24 @@ TEST_CASE("AdamW stores NVFP4 weights and moments as fp32 ones are cast", "[ops]
   }
 }
 
+TEST_CASE("a second moment in NVFP4 is not 0 next to one that is too large", "[ops]") {
+  // Under the scale of 1e6 the scale of a block of 1e-8 would be 0.
+  std::vector<float> of_gradient(128, 1e-4F);
+  of_gradient[0] = 1e3F;
+  Array weight(DType::f32, {128}, random_values(128, 1));
+  Array gradient(DType::f32, {128}, of_gradient);
+  Array first(DType::f32, {128});
+  Stored second(128);
+  const ops::StepControl control = adamw_control(false, 1);
+  ops::adamw(
+      cpu_stream(),
+      {weight.view(), gradient.view(), first.view(), second.view(), {}, 0.9, 0.95, 1e-8, 0.1},
+      &control);
+  for (int64_t i = 0; i < 128; ++i) {
+    REQUIRE(second.value(i) > 0.0F);
+  }
+}
+
 TEST_CASE("an NVFP4 tensor that is updated in parts is as one that is updated whole", "[ops]") {
   Model whole(1300);
   CHECK(same_everywhere([&](const ops::OpTable& table) {
