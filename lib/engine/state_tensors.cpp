@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/key_error.h"
+#include "base/math.h"
 
 namespace fp8train {
 namespace {
@@ -87,7 +88,7 @@ void StateTensor::for_each_box(
   const View scales = tensor.scales.empty() ? View{} : saved_scales(tensor);
   const bool grouped = tensor.format.block.is_group();
   for (const StateBox& box : boxes_of(sharding, first, tensor.count())) {
-    visit(name, tensor.codes, box);
+    visit(name, saved_codes(tensor), saved_box(tensor, box));
     if (!scales.empty() && grouped) {
       visit(name + kScaleSuffix, scales, scales_of(*this, box));
     }
@@ -143,6 +144,21 @@ View saved_scales(const Encoded& tensor) {
                                             : tensor.scales;
 }
 
+View saved_codes(const Encoded& tensor) {
+  const View& codes = tensor.codes;
+  return codes.dtype == DType::e2m1 ? View{codes.data, DType::u8, {ceil_div(codes.count(), 2)}}
+                                    : codes;
+}
+
+StateBox saved_box(const Encoded& tensor, const StateBox& box) {
+  const int64_t in_byte = tensor.codes.dtype == DType::e2m1 ? 2 : 1;
+  return {.local = box.local / in_byte,
+          .element = box.element / in_byte,
+          .count = ceil_div(box.count, in_byte),
+          .columns = ceil_div(box.columns, in_byte),
+          .width = ceil_div(box.width, in_byte)};
+}
+
 namespace {
 
 /// Calls visit(name, view, box) for each tensor that the rank saves of an entry.
@@ -167,11 +183,11 @@ std::vector<SavedTensor> saved_tensors(const std::vector<StateTensor>& states) {
   std::vector<SavedTensor> saved;
   for (const StateTensor& entry : states) {
     for_each_saved(entry, [&](const std::string& name, const View& view, const StateBox& box) {
-      const bool is_scale = name != entry.name;
+      const bool is_flat = name != entry.name || view.dtype == DType::u8;
       if (entry.whole) {
         saved.push_back(
             {name, view,
-             is_scale ? std::vector<int64_t>{box.count} : extents(entry.sharding.whole)});
+             is_flat ? std::vector<int64_t>{box.count} : extents(entry.sharding.whole)});
       } else if (box.is_range()) {
         saved.push_back({fmt::format("{}@{}", name, box.element), view, {box.count}});
       } else {

@@ -76,6 +76,11 @@ std::vector<std::pair<std::string, View>> state_factors(Engine& engine);
 /// Returns the scales without the memory for an amax that follows the one scale of a tensor.
 View saved_scales(const Encoded& tensor);
 
+/// Returns the codes; those of four bits, which files do not know, as bytes with two of them.
+View saved_codes(const Encoded& tensor);
+/// Returns the box of saved_codes() that has a box's elements.
+StateBox saved_box(const Encoded& tensor, const StateBox& box);
+
 /// Returns the tensors of a file with these states, in its order.
 std::vector<SavedTensor> saved_tensors(const std::vector<StateTensor>& states);
 /// Returns the tensors of this rank's file, in its order.

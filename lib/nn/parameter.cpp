@@ -296,10 +296,9 @@ std::vector<std::byte> bytes_of(Device& device, const View& view) {
 
 /// The bytes of `all`, of which `part` is elements `first` .. in the same format, into `part`.
 void set_part(Device& device, const Encoded& part, int64_t first, const Encoded& all) {
-  const size_t element = size_of(all.format.dtype);
   if (part.count() > 0) {
     copy_from_host(device, part.codes,
-                   bytes_of(device, all.codes).data() + static_cast<size_t>(first) * element);
+                   bytes_of(device, all.codes).data() + storage_bytes(all.format.dtype, {first}));
   }
   if (!part.scales.empty()) {
     const bool grouped = all.format.block.is_group();

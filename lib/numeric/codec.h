@@ -93,6 +93,33 @@ FP8TRAIN_HD float divided_value(float value, bf16 scale) {
   return decode(divided_code(value, scale)) * decode(scale);
 }
 
+// Codec::two_level (NVFP4).
+
+constexpr int kBlockOfGroup = 16;  ///< elements that share a scale in e4m3
+
+/// The scales of 128 elements: a value is code * block * above.
+struct GroupScales {
+  float above = 1.0F;
+  e4m3 blocks[8] = {};
+};
+static_assert(sizeof(GroupScales) == 3 * sizeof(float));
+
+/// The scale of a block under that of its group (two_level_scale). Not 0 where an element is
+/// `floored`, since 0 would be all that is read.
+FP8TRAIN_HD e4m3 block_scale(float amax, float group_scale, bool floored) {
+  const e4m3 scale = two_level_block_scale(amax, group_scale);
+  return floor_code(scale, floored);
+}
+/// Returns the code for a scaled value; `floored` as in floor_code().
+FP8TRAIN_HD uint8_t two_level_code(e2m1 code, bool floored) {
+  return (code.bits & 7U) == 0 && floored ? uint8_t{1} : code.bits;
+}
+/// The value of a code; `factor`: of its block. The code 0 is 0 under any scale, so that gradients
+/// which are cleared do not remember NaN.
+FP8TRAIN_HD float two_level_value(uint8_t code, float factor) {
+  return code == 0 ? 0.0F : decode(e2m1{code}) * factor;
+}
+
 // Codec::halves.
 
 /// The halves of an fp32 value (TransformerEngine, common/multi_tensor/adam.cu): its upper 16 bits,

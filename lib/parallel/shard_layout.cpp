@@ -63,8 +63,8 @@ class LayoutMaker {
 
   int64_t gradient_bytes(size_t parameter) const {
     const Parameter& of = *parameters_.all()[parameter];
-    return of.shape.count() *
-           static_cast<int64_t>(size_of(running_gradient(of.formats, true).dtype));
+    const DType dtype = running_gradient(of.formats, true).dtype;
+    return static_cast<int64_t>(storage_bytes(dtype, {of.shape.count()}));
   }
 
   size_t segment_for(size_t parameter, size_t unit, size_t first_segment) {

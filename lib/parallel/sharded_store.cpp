@@ -11,8 +11,7 @@ namespace {
 
 /// Elements begin .. of a flat view.
 View from_element(const View& flat, int64_t begin, const Shape& shape) {
-  return {flat.as<std::byte>() + static_cast<size_t>(begin) * size_of(flat.dtype), flat.dtype,
-          shape};
+  return {flat.as<std::byte>() + storage_bytes(flat.dtype, {begin}), flat.dtype, shape};
 }
 
 }  // namespace

@@ -113,11 +113,11 @@ void check_stored_format(const char* role, const TensorFormat& format) {
     refuse(role, format, "is for precision.master_weight: an fp32 value in two halves");
   }
   if (!is_stored_format(format)) {
-    refuse(
-        role, format,
-        fmt::format("is not stored: choose fp32, bf16, or {} with a current scale for the tensor "
-                    "or {}",
-                    scaled_stored_types_text(), name_of(kStoredBlock)));
+    refuse(role, format,
+           fmt::format("is not stored: choose fp32, bf16, '{}', or {} with a current scale for the "
+                       "tensor or {}",
+                       describe(two_level_groups()), scaled_stored_types_text(),
+                       name_of(kStoredBlock)));
   }
 }
 
@@ -232,8 +232,9 @@ double element_bytes(const TensorFormat& format) {
   if (!format.is_scaled() || block.columns == 0) {
     return bytes;
   }
-  const double scale =
-      format.expanded ? 12.0 : static_cast<double>(size_of(dtype_of(format.scale_type)));
+  const auto scale = static_cast<double>(
+      block == kStoredBlock ? sizeof(float) * static_cast<size_t>(stored_scales(format, 1))
+                            : size_of(dtype_of(format.scale_type)));
   return bytes + scale / (std::max(block.rows, 1) * block.columns);
 }
 

@@ -9,6 +9,11 @@ namespace fp8train {
 
 bool is_stored_format(const TensorFormat& format) {
   const DType dtype = format.dtype;
+  TensorFormat nearest = format;
+  nearest.rounding = Rounding::nearest_even;
+  if (nearest == two_level_groups()) {
+    return true;
+  }
   if (!format.is_scaled()) {
     const bool exact = dtype == DType::f32 && format.rounding == Rounding::nearest_even;
     return format.remainder ? format == master_halves()
@@ -35,6 +40,14 @@ TensorFormat saved_groups() {
   return format;
 }
 
+TensorFormat two_level_groups() {
+  TensorFormat format = plain(DType::e2m1);
+  format.block = kStoredBlock;
+  format.policy = ScalePolicy::current;
+  format.scale_type = ScaleType::e4m3;
+  return format;
+}
+
 int64_t stored_scales(const TensorFormat& format, int64_t count) {
   const Codec codec = codec_of(format);
   if (codec == Codec::plain || codec == Codec::tensor) {
@@ -45,6 +58,7 @@ int64_t stored_scales(const TensorFormat& format, int64_t count) {
     case Codec::halves:
       return groups * format.block.columns / 2;
     case Codec::expanded:
+    case Codec::two_level:
       return 3 * groups;
     default:
       return groups;
@@ -55,7 +69,7 @@ Encoded part_of(const Encoded& tensor, int64_t first, int64_t count) {
   check(first % kRangeAlignment == 0 && first + count <= tensor.count(),
         "a part begins at a multiple of kRangeAlignment and lies in the tensor");
   const DType dtype = tensor.codes.dtype;
-  auto* const codes = tensor.codes.as<std::byte>() + static_cast<size_t>(first) * size_of(dtype);
+  auto* const codes = tensor.codes.as<std::byte>() + storage_bytes(dtype, {first});
   Encoded part({codes, dtype, {count}}, tensor.format, tensor.scales);
   check(codec_of(tensor.format) != Codec::divided, "saved inputs have no parts");
   if (tensor.format.block.is_group()) {

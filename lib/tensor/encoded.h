@@ -9,6 +9,8 @@
 // whole tensor or for each kStoredBlock of consecutive elements; and e4m3 with dynamic range
 // expansion (COAT) for each group. Rounding is nearest-even or, but for fp32 and remainders,
 // stochastic. A scale is format_max / amax of the stored values (bf16: 1 / amax), or 1 for zeros.
+// And NVFP4 (two_level_groups()), in which each kStoredBlock has the codes and scales of a row of
+// that length cast as "e2m1 1x16 current e4m3 row_scaled".
 
 #include <cstdint>
 
@@ -39,6 +41,8 @@ enum class Codec : uint8_t {
   divided,   ///< codes = cast(value / scale) with a bf16 scale for each kSavedBlock
   expanded,  ///< fp32 scales: a ScaleExpansion for each group
   halves,    ///< codes are the upper halves of fp32 values; no scales, but the lower 16 bits
+  /// Two codes of e2m1 in a byte; fp32 scales: the GroupScales of each group.
+  two_level,
 };
 inline __attribute__((always_inline)) Codec codec_of(const TensorFormat& format) {
   if (format.remainder || !format.is_scaled()) {
@@ -49,6 +53,7 @@ inline __attribute__((always_inline)) Codec codec_of(const TensorFormat& format)
   }
   return format.expanded               ? Codec::expanded
          : format.block == kSavedBlock ? Codec::divided
+         : format.is_two_level()       ? Codec::two_level
                                        : Codec::groups;
 }
 
@@ -126,6 +131,10 @@ bool is_stored_format(const TensorFormat& format);
 
 /// "e4m3 group(16) current": of inputs that are saved for backward.
 TensorFormat saved_groups();
+
+/// "e2m1 group(128) current e4m3": NVFP4 whose scales of 16 elements lie under one for each 128, so
+/// that a part of a tensor needs no amax of the others.
+TensorFormat two_level_groups();
 
 /// Returns the number of elements that Encoded::scales has for `count` elements, and their
 /// type.

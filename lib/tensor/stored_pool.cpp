@@ -109,8 +109,10 @@ Encoded StoredPool::at(size_t position) const {
 
 View StoredPool::codes_of(const Buffer& buffer, int64_t first, const Shape& shape) const {
   const DType dtype = buffer.format.dtype;
-  const size_t begin = static_cast<size_t>(first) * size_of(dtype);
-  return {buffer.codes.as<uint8_t>() + begin, dtype, shape};
+  // A row of a stored tensor does not begin with a byte of its own.
+  const bool is_flat = storage_bytes(dtype, shape) > storage_bytes(dtype, {shape.count()});
+  return {buffer.codes.as<uint8_t>() + storage_bytes(dtype, {first}), dtype,
+          is_flat ? Shape{shape.count()} : shape};
 }
 
 View StoredPool::scales_of(const Buffer& buffer, int64_t first, int64_t end) const {
@@ -149,8 +151,9 @@ std::vector<View> StoredPool::fp32() const {
 }
 
 std::vector<View> StoredPool::words_without(size_t buffer, const std::vector<bool>& skipped) const {
-  constexpr int64_t kWord = 4;  // elements of a byte, whose words begin at every fourth
   const Buffer& of = buffers_[buffer];
+  // Elements of a byte, or of half a one, whose words begin at every fourth or eighth.
+  const int64_t in_word = facts_of(of.format.dtype).bits < 8 ? 8 : 4;
   std::vector<View> views;
   const auto add = [&](int64_t begin, int64_t end) {
     if (begin < end) {
@@ -162,7 +165,7 @@ std::vector<View> StoredPool::words_without(size_t buffer, const std::vector<boo
     if (position < skipped.size() && skipped[position]) {
       const Entry& entry = entries_[position];
       add(begin, entry.first);
-      begin = (entry.first + entry.shape.count()) / kWord * kWord;
+      begin = (entry.first + entry.shape.count()) / in_word * in_word;
     }
   }
   add(begin, of.elements);

@@ -214,7 +214,8 @@ TEST_CASE("one rank: the bits of storing and reading in the wire's format", "[ex
   const Topology alone;
   for (const TensorFormat& format :
        {plain(DType::f32), plain(DType::bf16), kGrouped, encoded(per::group(128), ScaleType::pow2),
-        encoded(per::tensor, ScaleType::pow2), encoded(per::tensor, ScaleType::f32)}) {
+        two_level_groups(), encoded(per::tensor, ScaleType::pow2),
+        encoded(per::tensor, ScaleType::f32)}) {
     INFO(describe(format));
     const Values gradients = random_gradients(3);
     Tensor values(*device, DType::f32, {kCount}, MemoryCategory::workspace);
@@ -247,7 +248,8 @@ TEST_CASE("a value that is not finite poisons its group on all ranks", "[exchang
   for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
     for (const int per_node : {4, 2}) {
       const Topology topology = Topology::blocks(4, per_node);
-      for (const TensorFormat& format : {kGrouped, encoded(per::group(128), ScaleType::pow2)}) {
+      for (const TensorFormat& format :
+           {kGrouped, encoded(per::group(128), ScaleType::pow2), two_level_groups()}) {
         std::vector<Values> gradients(4, random_gradients(5));
         gradients[3][300] = bad;
         const GradientWire wire = gradient_wire(format, false, topology);

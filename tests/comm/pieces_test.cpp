@@ -140,9 +140,11 @@ std::vector<Outcome> exchange_all(const Case& c, int64_t piece_bytes, float bad)
 void check_pieces(const Case& c, float bad = 1.0F) {
   const std::vector<Outcome> at_once = exchange_all(c, 0, bad);
   CHECK(at_once[0].pieces == 1);
-  const auto element = static_cast<int64_t>(size_of(c.stored.dtype));
-  const int64_t least = 128 * element * c.topology.size();
-  for (const int64_t piece_bytes : {int64_t{1}, 2 * least + 4, c.count * element - 1}) {
+  const auto bytes = [&](int64_t count) {
+    return static_cast<int64_t>(storage_bytes(c.stored.dtype, {count}));
+  };
+  const int64_t least = bytes(128) * c.topology.size();
+  for (const int64_t piece_bytes : {int64_t{1}, 2 * least + 4, bytes(c.count) - 1}) {
     CAPTURE(piece_bytes);
     const std::vector<Outcome> in_pieces = exchange_all(c, piece_bytes, bad);
     for (size_t rank = 0; rank < in_pieces.size(); ++rank) {
@@ -152,7 +154,7 @@ void check_pieces(const Case& c, float bad = 1.0F) {
       const auto sent = static_cast<double>(at_once[rank].sent.total());
       CHECK(static_cast<double>(in_pieces[rank].sent.total()) == Approx(sent).epsilon(0.12));
     }
-    CHECK(in_pieces[0].pieces * piece_bytes + in_pieces[0].pieces * least >= c.count * element);
+    CHECK(in_pieces[0].pieces * piece_bytes + in_pieces[0].pieces * least >= bytes(c.count));
   }
 }
 
@@ -170,7 +172,7 @@ const int64_t kCounts[] = {5000, 700};
 
 TEST_CASE("pieces have the bits of one exchange, on every wire", "[exchange][pieces]") {
   for (const TensorFormat& format :
-       {plain(DType::f32), plain(DType::bf16), kGrouped, kPowers, kByTensor}) {
+       {plain(DType::f32), plain(DType::bf16), kGrouped, kPowers, two_level_groups(), kByTensor}) {
     for (const Topology& topology : topologies()) {
       for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
         for (const int64_t count : kCounts) {
@@ -190,6 +192,8 @@ TEST_CASE("pieces of gradients in few bits", "[exchange][pieces]") {
                              {kGrouped, plain(DType::bf16)},
                              {kGrouped, kGrouped},
                              {kPowers, kPowers},
+                             {two_level_groups(), plain(DType::f32)},
+                             {two_level_groups(), two_level_groups()},
                              {kByTensor, kByTensor}};
   for (const Formats& f : formats) {
     for (const Topology& topology : topologies()) {
@@ -223,7 +227,7 @@ TEST_CASE("pieces leave a rank's own part exact where that is asked for", "[exch
 }
 
 TEST_CASE("what is not finite spoils no more in pieces", "[exchange][pieces]") {
-  for (const TensorFormat& format : {kGrouped, kPowers, kByTensor}) {
+  for (const TensorFormat& format : {kGrouped, kPowers, two_level_groups(), kByTensor}) {
     for (const TensorFormat& stored : {plain(DType::f32), format}) {
       INFO(describe(format));
       check_pieces(

@@ -74,6 +74,10 @@ bool may_be_stored(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return format.dtype == DType::bf16 || (format.dtype == DType::f32 && !stochastic);
   }
+  if (format.dtype == DType::e2m1) {
+    return plain_words && format.policy == ScalePolicy::current && !format.expanded &&
+           format.scale_type == ScaleType::e4m3 && format.block == per::group(128);
+  }
   const bool by_scale = format.scale_type == ScaleType::f32 || format.scale_type == ScaleType::pow2;
   const bool block = format.block == per::tensor || format.block == per::group(128);
   const bool element = format.dtype == DType::f16 || format.dtype == DType::bf16 ||
@@ -101,7 +105,7 @@ TEST_CASE("the formats of stored tensors are those of the head's list") {
     }
   });
   CHECK(is_stored_format(master_halves()));
-  CHECK(stored_formats().size() == 1 + 3 + 4 * 2 * 2 * 2 + 2);
+  CHECK(stored_formats().size() == 1 + 3 + 4 * 2 * 2 * 2 + 2 + 2);
 }
 
 TEST_CASE("parts of a stored tensor have its codes and its scales once") {
@@ -121,8 +125,7 @@ TEST_CASE("parts of a stored tensor have its codes and its scales once") {
       const int64_t length = std::min(count - first, 128 * (1 + below(5)));
       const Encoded part = part_of(all, first, length);
       REQUIRE(part.count() == length);
-      CHECK(part.codes.as<uint8_t>() ==
-            codes.data() + static_cast<size_t>(first) * size_of(format.dtype));
+      CHECK(part.codes.as<uint8_t>() == codes.data() + storage_bytes(format.dtype, {first}));
       CHECK(part.format == format);
       if (codec_of(format) == Codec::tensor) {
         CHECK(part.scales.as<float>() == scales.data());
@@ -165,14 +168,15 @@ TEST_CASE("tensors of a pool do not overlap, begin aligned and are what the ledg
     const Encoded tensor = pool.at(i);
     const auto& [format, shape] = added[i];
     if (shape.rank() == 0 || shape.count() == 0) continue;
-    CHECK(tensor.codes.shape == shape);
+    CHECK((format.dtype == DType::e2m1 || tensor.codes.shape == shape));
+    CHECK(tensor.codes.count() == shape.count());
     CHECK(tensor.format == format);
     CHECK((tensor.scales.empty() ? 0 : tensor.scales.count()) ==
           stored_scales(format, shape.count()));
     const auto* begin = tensor.codes.as<const uint8_t>();
     const View buffer = pool.whole(pool.buffer_of(i)).codes;
-    const auto element = static_cast<std::ptrdiff_t>(size_of(format.dtype));
-    CHECK((begin - buffer.as<const uint8_t>()) / element % kRangeAlignment == 0);
+    const auto run = static_cast<std::ptrdiff_t>(storage_bytes(format.dtype, {kRangeAlignment}));
+    CHECK((begin - buffer.as<const uint8_t>()) % run == 0);
     ranges.emplace_back(begin, begin + tensor.codes.bytes());
     const auto* scales = tensor.scales.as<const uint8_t>();
     if (!tensor.scales.empty()) ranges.emplace_back(scales, scales + tensor.scales.bytes());

@@ -106,7 +106,8 @@ TEST_CASE("whatever stored roles a configuration may combine, a step runs") {
                                            "e4m3",
                                            "e5m2 group(128)",
                                            "fp16 group(128) stochastic",
-                                           "bf16 tensor pow2"};
+                                           "bf16 tensor pow2",
+                                           "e2m1 group(128) e4m3"};
   std::vector<std::string> masters = stored;
   masters.insert(masters.end(), 8, "none");
   std::vector<std::string> moments = stored;

@@ -15,13 +15,15 @@ namespace {
 
 /// Elements of a shard in a piece: pieces are equal, but for the last one.
 int64_t piece_elements(const GradientBucket& bucket, int ranks, int64_t chunk, int64_t alignment) {
-  const auto element = static_cast<int64_t>(size_of(bucket.gradients.format.dtype));
-  const bool fits = bucket.gradients.count() * element <= bucket.piece_bytes;
+  const auto bytes = [&](int64_t count) {
+    return static_cast<int64_t>(storage_bytes(bucket.gradients.format.dtype, {count}));
+  };
+  const bool fits = bytes(bucket.gradients.count()) <= bucket.piece_bytes;
   if (bucket.piece_bytes == 0 || fits || ranks == 1) {
     return chunk;
   }
   const int64_t groups = chunk / alignment;
-  const int64_t most = std::max(bucket.piece_bytes / (alignment * element * ranks), int64_t{1});
+  const int64_t most = std::max(bucket.piece_bytes / (bytes(alignment) * ranks), int64_t{1});
   const int64_t pieces = ceil_div(groups, most);
   return ceil_div(groups, pieces) * alignment;
 }

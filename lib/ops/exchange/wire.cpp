@@ -53,6 +53,9 @@ bool is_wire_format(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return is_summed_type(format.dtype) && format == plain(format.dtype);
   }
+  if (format == two_level_groups()) {
+    return true;
+  }
   return WireCodes::has(format.dtype) && is_wire_group(format.block) &&
          format.policy == ScalePolicy::current && wire_scale_of(format.scale_type).bytes > 0 &&
          !format.hadamard && !format.expanded && format.amax_epsilon == 0 &&
@@ -60,14 +63,17 @@ bool is_wire_format(const TensorFormat& format) {
 }
 
 std::string gradient_wires_text() {
-  return fmt::format("{}, {} with a scale for the tensor, or {} with one for {}",
+  return fmt::format("{}, {} with a scale for the tensor, {} with one for {}, or '{}'",
                      listed(PlainWireTypes::kTypes, ", "), listed(Fp8Types::kTypes, " or "),
-                     listed(WireCodes::kTypes, " or "), listed(kWireGroups, " or "));
+                     listed(WireCodes::kTypes, " or "), listed(kWireGroups, " or "),
+                     describe(two_level_groups()));
 }
 
 int64_t wire_bytes(const TensorFormat& format, int64_t count) {
-  int64_t bytes = count * static_cast<int64_t>(size_of(format.dtype));
-  if (format.is_scaled()) {
+  auto bytes = static_cast<int64_t>(storage_bytes(format.dtype, {count}));
+  if (format == two_level_groups()) {
+    bytes += stored_scales(format, count) * static_cast<int64_t>(sizeof(float));
+  } else if (format.is_scaled()) {
     check(wire_scale_of(format.scale_type).bytes > 0, "wire_bytes: no packet has such scales");
     bytes += ceil_div(count, format.block.columns) * wire_scale_of(format.scale_type).bytes;
   }

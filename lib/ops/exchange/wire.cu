@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <iterator>
+#include <type_traits>
 #include <utility>
 
 #include "base/error.h"
@@ -86,20 +87,55 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
+/// The tensor in a packet of two_level_groups().
+__device__ __forceinline__ DeviceEncoded<> packet_tensor(const WireLayout& layout,
+                                                         const uint8_t* packet) {
+  auto* const bytes = const_cast<uint8_t*>(packet);
+  DeviceEncoded<> tensor = {};
+  tensor.codes = bytes;
+  tensor.scales = reinterpret_cast<float*>(bytes + layout.scales_at);
+  tensor.grouped = tensor.two_level = true;
+  return tensor;
+}
+
+/// Packs codes under scales of two levels. A warp has a group at a time.
+__global__ void __launch_bounds__(kBlock)
+    pack_levels_kernel(DeviceEncoded<false> x, int64_t count, PacketSlot slot, void* packets) {
+  for_each_span<1>(slot.chunks * slot.layout.chunk / kGroup, [&](int64_t group) {
+    int64_t within = 0;
+    const DeviceEncoded<> to =
+        packet_tensor(slot.layout, slot.packet<kGroup>(packets, group, within));
+    const int64_t lane = lane_index() * kQuad;
+    const int64_t i = slot.begin<kGroup>(group) + lane;
+    float values[kQuad];
+    x.load<kQuad, false>(i, count - i, {}, values);
+    to.store<kQuad, true>(within * kGroup + lane, kQuad, to.new_scale(values, {}), 0, values, {});
+  });
+}
+
 /// Packs codes and scales that are the wire's already; with Unpack, takes them out of packets. A
 /// warp has a group at a time.
 template <bool Unpack>
 __global__ void __launch_bounds__(kBlock)
     copy_kernel(uint8_t* codes, float* scales, int64_t count, PacketSlot slot, void* packets) {
+  const int in_byte = slot.layout.two_level ? 2 : 1;
   for_each_span<1>(slot.chunks * slot.layout.chunk / kGroup, [&](int64_t group) {
     int64_t within = 0;
     uint8_t* packet = slot.packet<kGroup>(packets, group, within);
     const int64_t begin = slot.begin<kGroup>(group);
     const int64_t i = begin + lane_index() * kQuad;
-    uint8_t* in_packet = packet + within * kGroup + lane_index() * kQuad;
+    uint8_t* in_packet = packet + (within * kGroup + lane_index() * kQuad) / in_byte;
     const bool exists = begin < count;
     float* scale = scales + begin / kGroup;
-    if (lane_index() == 0) {
+    if (lane_index() == 0 && slot.layout.two_level) {
+      auto& stored = reinterpret_cast<GroupScales*>(scales)[begin / kGroup];
+      auto& sent = reinterpret_cast<GroupScales*>(packet + slot.layout.scales_at)[within];
+      if constexpr (!Unpack) {
+        sent = exists ? stored : GroupScales{};
+      } else if (exists) {
+        stored = sent;
+      }
+    } else if (lane_index() == 0) {
       if constexpr (!Unpack) {
         write_scale(packet + slot.layout.scales_at, slot.layout.pow2, within,
                     exists ? copied_scale(*scale) : 1.0F);
@@ -109,11 +145,11 @@ __global__ void __launch_bounds__(kBlock)
       }
     }
 #pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
+    for (int j = 0; j < kQuad; j += in_byte) {
       if constexpr (!Unpack) {
-        in_packet[j] = i + j < count ? codes[i + j] : uint8_t{0};
+        in_packet[j / in_byte] = i + j < count ? codes[(i + j) / in_byte] : uint8_t{0};
       } else if (i + j < count) {
-        codes[i + j] = in_packet[j];
+        codes[(i + j) / in_byte] = in_packet[j / in_byte];
       }
     }
   });
@@ -143,42 +179,32 @@ struct SumArguments {
   const uint8_t* packets;
   WireLayout layout;
   int64_t chunks, contributions, exact_index;
-  const void* exact;
-  DType exact_type;
+  DeviceEncoded<false> exact;  // of a type without scales
   float factor;
   ChunkRange range;
   int64_t count;    // of y
   int group_shift;  // a group has 2^group_shift elements
 };
 
-/// Adds the codes of one packet. They are aligned: packets are, and threads start at whole eights.
+/// The values of the eight codes from element `within` of a packet on. They are aligned: packets
+/// are, and threads start at whole eights.
 template <typename Code>
-__device__ __forceinline__ void add_octo(const Code* codes, float factor, bool first,
-                                         float (&sum)[kOcto]) {
+__device__ __forceinline__ void load_octo(const SumArguments& call, const uint8_t* packet,
+                                          int64_t within, float (&values)[kOcto]) {
+  const float factor = call.layout.scaled
+                           ? reciprocal(read_scale(packet + call.layout.scales_at, call.layout.pow2,
+                                                   within >> call.group_shift))
+                           : 1.0F;
+  const Code* const codes = reinterpret_cast<const Code*>(packet) + within;
   constexpr int kAtOnce = kOcto * sizeof(Code) <= 16 ? kOcto : 4;
 #pragma unroll
   for (int i = 0; i < kOcto; i += kAtOnce) {
-    float values[kAtOnce];
-    decode_pack<Code, kAtOnce>(load_pack<kAtOnce>(codes + i), values);
+    float part[kAtOnce];
+    decode_pack<Code, kAtOnce>(load_pack<kAtOnce>(codes + i), part);
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      const float value = values[j] * factor;
-      sum[i + j] = first ? value : sum[i + j] + value;
+      values[i + j] = part[j] * factor;
     }
-  }
-}
-
-/// Adds the contribution that is not in a packet.
-__device__ __forceinline__ void add_exact(const SumArguments& call, int64_t i, int64_t available,
-                                          bool first, float (&sum)[kOcto]) {
-  float values[kOcto];
-  with_type_of(PlainWireTypes{}, call.exact_type, [&](auto tag) {
-    const auto* const exact = static_cast<const typename decltype(tag)::Type*>(call.exact);
-    load_values<kOcto, false>(exact + i, values, available);
-  });
-#pragma unroll
-  for (int j = 0; j < kOcto; ++j) {
-    sum[j] = first ? values[j] : sum[j] + values[j];
   }
 }
 
@@ -197,15 +223,18 @@ __global__ void __launch_bounds__(kBlock) sum_kernel(SumArguments call, Y* y) {
     const uint8_t* packet = call.packets + chunk * call.layout.packet_bytes;
     float sum[kOcto];
     for (int64_t r = 0; r < call.contributions; ++r) {
+      float values[kOcto];
       if (r == call.exact_index) {
-        add_exact(call, i, call.count - i, r == 0, sum);
+        call.exact.load<kOcto, false>(i, call.count - i, {}, values);
+      } else if constexpr (std::is_same_v<Code, e2m1>) {
+        const DeviceEncoded<> from = packet_tensor(call.layout, packet);
+        from.load<kOcto, true>(within, kOcto, from.scale_at(within, kOcto), values);
       } else {
-        const float factor =
-            call.layout.scaled
-                ? reciprocal(read_scale(packet + call.layout.scales_at, call.layout.pow2,
-                                        within >> call.group_shift))
-                : 1.0F;
-        add_octo(reinterpret_cast<const Code*>(packet) + within, factor, r == 0, sum);
+        load_octo<Code>(call, packet, within, values);
+      }
+#pragma unroll
+      for (int j = 0; j < kOcto; ++j) {
+        sum[j] = r == 0 ? values[j] : sum[j] + values[j];
       }
       packet += call.chunks * call.layout.packet_bytes;
     }
@@ -305,6 +334,10 @@ void pack_wire(Stream stream, const PackWire& call) {
       pack_as<typename decltype(tag)::Type, kQuad>(stream, call, slot);
     });
   }
+  if (slot.layout.two_level) {
+    return launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
+                  pack_levels_kernel, encoded<false>(call.x), call.x.count(), slot, call.packets);
+  }
   WireCodes::with(call.format.dtype, [&](auto tag) {
     pack_groups<typename decltype(tag)::Type>(stream, call, slot,
                                               std::make_index_sequence<std::size(kWireGroups)>());
@@ -322,21 +355,21 @@ void unpack_wire(Stream stream, const UnpackWire& call) {
 
 void sum_wire(Stream stream, const SumWire& call) {
   const WireLayout layout = wire_layout(call.format, call.chunk);
-  PlainWireTypes::check(call.exact.dtype);
+  const View exact = {const_cast<void*>(call.exact.data), call.exact.dtype, call.exact.shape};
   const SumArguments arguments = {static_cast<const uint8_t*>(call.packets),
                                   layout,
                                   call.chunks,
                                   call.contributions,
                                   call.exact_index,
-                                  call.exact.data,
-                                  call.exact.dtype,
+                                  encoded<false>(exact),
                                   call.factor,
                                   call.range,
                                   call.y.count(),
                                   std::countr_zero(static_cast<uint64_t>(layout.group))};
   const auto run = [&](auto tag) { sum_as<typename decltype(tag)::Type>(stream, call, arguments); };
-  layout.scaled ? WireCodes::with(call.format.dtype, run)
-                : PlainWireTypes::with(call.format.dtype, run);
+  layout.two_level ? run(TypeTag<e2m1>{})
+  : layout.scaled  ? WireCodes::with(call.format.dtype, run)
+                   : PlainWireTypes::with(call.format.dtype, run);
 }
 
 void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {

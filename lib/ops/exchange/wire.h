@@ -7,6 +7,7 @@
 // one byte, the biased exponent, for powers of two), padded to 16 bytes. codes = cast(value *
 // scale) with the scales of an Encoded of the same format. The last group of a chunk may be
 // smaller. A group with a value that is not finite has NaN for its scale: all ranks read NaN.
+// two_level_groups(): two codes in a byte, then the GroupScales of each group (numeric/codec.h).
 
 #include "device/stream.h"
 #include "tensor/encoded.h"
@@ -15,7 +16,7 @@ namespace fp8train::ops {
 
 /// Whether tensors are exchanged in this format: types without scales (fp32, bf16), or codes (e4m3,
 /// e5m2, int8) with a current scale (fp32 or pow2) for each group of kWireGroups elements, rounded
-/// to nearest. The lists are in wire_formats.h.
+/// to nearest; or two_level_groups(). The lists are in wire_formats.h.
 bool is_wire_format(const TensorFormat& format);
 
 /// Bytes of the packet of a chunk of `count` elements.

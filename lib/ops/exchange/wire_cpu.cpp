@@ -51,21 +51,34 @@ FP8TRAIN_HD Encoded packet_at(const WireLayout& layout, const TensorFormat& form
   if (layout.scaled) {
     tensor.scales = {bytes + layout.scales_at,
                      layout.pow2 ? DType::u8 : DType::f32,
-                     {ceil_div(layout.chunk, layout.group)}};
+                     {ceil_div(layout.chunk, layout.group) * (layout.two_level ? 3 : 1)}};
   }
   return tensor;
+}
+
+/// The scales of two levels that a packet has.
+FP8TRAIN_HD GroupScales* group_scales(const WireLayout& layout, const uint8_t* packet) {
+  return reinterpret_cast<GroupScales*>(const_cast<uint8_t*>(packet) + layout.scales_at);
 }
 
 /// Copies the groups of a tensor whose codes and scales are the wire's already.
 FP8TRAIN_HD void copy_groups(const WireLayout& layout, const Encoded& x, const ChunkPiece& piece,
                              uint8_t* packet) {
-  std::memset(packet + piece.begin, 0, static_cast<size_t>(piece.length));
-  std::memcpy(packet + piece.begin, x.codes.as<uint8_t>() + piece.element,
-              static_cast<size_t>(piece.present));
+  const int64_t in_byte = layout.two_level ? 2 : 1;
+  uint8_t* const codes = packet + piece.begin / in_byte;
+  std::memset(codes, 0, static_cast<size_t>(ceil_div(piece.length, in_byte)));
+  std::memcpy(codes, x.codes.as<uint8_t>() + piece.element / in_byte,
+              static_cast<size_t>(ceil_div(piece.present, in_byte)));
   for (int64_t at = 0; at < piece.length; at += layout.group) {
-    const float* scales = x.scales.as<float>() + (piece.element + at) / layout.group;
-    write_scale(packet + layout.scales_at, layout.pow2, (piece.begin + at) / layout.group,
-                at < piece.present ? copied_scale(*scales) : 1.0F);
+    const int64_t from = (piece.element + at) / layout.group;
+    const int64_t to = (piece.begin + at) / layout.group;
+    const bool exists = at < piece.present;
+    if (layout.two_level) {
+      group_scales(layout, packet)[to] = exists ? x.scales.as<GroupScales>()[from] : GroupScales{};
+    } else {
+      write_scale(packet + layout.scales_at, layout.pow2, to,
+                  exists ? copied_scale(x.scales.as<float>()[from]) : 1.0F);
+    }
   }
 }
 
@@ -149,11 +162,18 @@ void unpack_wire(Stream /*stream*/, const UnpackWire& call) {
   for_each_piece(call, y.count(), [&](const ChunkPiece& piece) {
     const auto* packet =
         static_cast<const uint8_t*>(call.packets) + piece.chunk * layout.packet_bytes;
-    std::memcpy(y.codes.as<uint8_t>() + piece.element, packet + piece.begin,
-                static_cast<size_t>(piece.present));
+    const int64_t in_byte = layout.two_level ? 2 : 1;
+    std::memcpy(y.codes.as<uint8_t>() + piece.element / in_byte, packet + piece.begin / in_byte,
+                static_cast<size_t>(ceil_div(piece.present, in_byte)));
     for (int64_t at = 0; at < piece.present; at += layout.group) {
-      y.scales.as<float>()[(piece.element + at) / layout.group] = scale_to_store(
-          read_scale(packet + layout.scales_at, layout.pow2, (piece.begin + at) / layout.group));
+      const int64_t from = (piece.begin + at) / layout.group;
+      const int64_t to = (piece.element + at) / layout.group;
+      if (layout.two_level) {
+        y.scales.as<GroupScales>()[to] = group_scales(layout, packet)[from];
+      } else {
+        y.scales.as<float>()[to] =
+            scale_to_store(read_scale(packet + layout.scales_at, layout.pow2, from));
+      }
     }
   });
 }

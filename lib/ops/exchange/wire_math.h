@@ -34,17 +34,19 @@ struct WireLayout {
   int64_t group = 0;      ///< elements that share a scale, a power of two; 0: none
   float largest_code = 0;
   bool scaled = false, pow2 = false;  ///< pow2: scales are bytes
+  bool two_level = false;             ///< scales are GroupScales
 };
 
 /// Returns the layout of the packet of a chunk of `chunk` elements.
 inline WireLayout wire_layout(const TensorFormat& format, int64_t chunk) {
   return {.chunk = chunk,
           .packet_bytes = wire_bytes(format, chunk),
-          .scales_at = chunk * static_cast<int64_t>(size_of(format.dtype)),
+          .scales_at = static_cast<int64_t>(storage_bytes(format.dtype, {chunk})),
           .group = format.is_scaled() ? format.block.columns : 0,
           .largest_code = format_max(format.dtype),
           .scaled = format.is_scaled(),
-          .pow2 = wire_scale_of(format.scale_type).pow2};
+          .pow2 = wire_scale_of(format.scale_type).pow2,
+          .two_level = codec_of(format) == Codec::two_level};
 }
 
 /// Returns the scale of codes that are copied. Codes of zeros may have none yet.

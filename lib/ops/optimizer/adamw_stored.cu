@@ -157,7 +157,7 @@ bool has_tensor_scales(const StoredUpdate& update) {
 
 /// Whether four elements can be read at once.
 bool is_aligned_to_quads(const Encoded& tensor) {
-  return is_aligned(tensor.codes.data, kQuad * size_of(tensor.format.dtype));
+  return is_aligned(tensor.codes.data, storage_bytes(tensor.format.dtype, {kQuad}));
 }
 bool is_aligned_to_quads(const AdamW& call) {
   return is_aligned_to_quads(call.weight) && is_aligned_to_quads(call.gradient) &&

@@ -58,8 +58,8 @@ __device__ __forceinline__ void draw_pack(const RoundingDraw& draw, int64_t i,
   }
 }
 
-/// An Encoded tensor. Extended: of any format; otherwise not of an expanded or a stochastic one,
-/// for kernels that are to need fewer registers.
+/// An Encoded tensor. Extended: of any format; otherwise not of an expanded, a stochastic or a
+/// two-level one, for kernels that are to need fewer registers.
 template <bool Extended = true>
 struct DeviceEncoded {
   void* codes;
@@ -68,14 +68,20 @@ struct DeviceEncoded {
   float largest_code;  ///< format_max of the dtype
   bool grouped, pow2, expanded, stochastic;
   uint16_t* remainders;  ///< the lower halves of fp32 values; null: none
+  bool two_level;        ///< two codes in a byte, and GroupScales
 
-  /// How elements i .. are read.
+  /// How elements i .. are read. Of two levels: `exponent` is the scale of their block, `center`
+  /// that above it, and `scale`, of new values only, what that is found with.
   __device__ __forceinline__ ScaleExpansion scale_at(int64_t i, int64_t available) const {
     if (scales == nullptr || available <= 0) {
       return {};
     }
     if (Extended && expanded) {
       return reinterpret_cast<const ScaleExpansion*>(scales)[i / kGroupSpan];
+    }
+    if (Extended && two_level) {
+      const GroupScales& group = group_scales(i);
+      return {1.0F, decode(group.blocks[block_of(i)]), group.above};
     }
     return {grouped ? scales[i / kGroupSpan] : scales[0], 1.0F, 1.0F};
   }
@@ -91,6 +97,17 @@ struct DeviceEncoded {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         values[j] = join_master(upper.values[j], lower.values[j]);
+      }
+      return;
+    }
+    if (Extended && two_level) {
+      const auto pairs =
+          get<N / 2, Packed>(static_cast<const uint8_t*>(codes) + i / 2, (available + 1) / 2);
+      const float factor = scale.exponent * scale.center;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const int code = pairs.values[j / 2] >> (4 * (j % 2)) & 0xF;
+        values[j] = two_level_value(static_cast<uint8_t>(code), factor);
       }
       return;
     }
@@ -132,6 +149,11 @@ struct DeviceEncoded {
       smallest = bits - 1U < smallest ? bits - 1U : smallest;
     }
     constexpr int kLanesOfGroup = kGroupSpan / N;
+    if constexpr (Extended) {
+      if (two_level) {
+        return scales_of_levels<kBlockOfGroup / N, kLanesOfGroup>(largest);
+      }
+    }
 #pragma unroll
     for (int bits = kLanesOfGroup / 2; bits > 0; bits /= 2) {
       largest = Largest{}(largest, __shfl_xor_sync(kAllLanes, largest, bits));
@@ -187,14 +209,19 @@ struct DeviceEncoded {
       put<N, Packed>(remainders + i, lower, available);
       return 0;  // has no twin that is floored
     }
+    uint32_t random[N] = {};
+    if (Extended && stochastic) {
+      draw_pack<N>(draw, i, random);
+    }
+    if constexpr (Extended) {
+      if (two_level) {
+        return store_codes<N, Packed>(i, available, scale, floored, values, random);
+      }
+    }
     float scaled[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       scaled[j] = Extended && expanded ? expand(values[j], scale) : values[j] * scale.scale;
-    }
-    uint32_t random[N] = {};
-    if (Extended && stochastic) {
-      draw_pack<N>(draw, i, random);
     }
     uint32_t present = 0;
     with_type_of(StoredTypes{}, dtype, [&](auto tag) {
@@ -226,6 +253,61 @@ struct DeviceEncoded {
   }
 
  private:
+  __device__ __forceinline__ GroupScales& group_scales(int64_t i) const {
+    return reinterpret_cast<GroupScales*>(scales)[i / kGroupSpan];
+  }
+  static __device__ __forceinline__ int block_of(int64_t i) {
+    return static_cast<int>(i % kGroupSpan) / kBlockOfGroup;
+  }
+
+  /// The scales of new values by their largest magnitude in each lane. All lanes of a group.
+  template <int LanesOfBlock, int LanesOfGroup>
+  static __device__ __forceinline__ ScaleExpansion scales_of_levels(uint32_t largest) {
+    uint32_t of_group = largest;
+#pragma unroll
+    for (int bits = 1; bits < LanesOfGroup; bits *= 2) {
+      of_group = Largest{}(of_group, __shfl_xor_sync(kAllLanes, of_group, bits));
+      largest = bits < LanesOfBlock ? of_group : largest;
+    }
+    const float amax = finite_or_nan(float_of(of_group));
+    const float scale = two_level_scale(amax);
+    return {scale, decode(block_scale(float_of(largest), scale, false)), two_level_scale_inv(amax)};
+  }
+
+  /// Does what store() does for codes of two levels. All lanes of a group.
+  template <int N, bool Packed>
+  __device__ __forceinline__ uint32_t store_codes(int64_t i, int64_t available,
+                                                  const ScaleExpansion& scale, uint32_t floored,
+                                                  const float (&values)[N],
+                                                  const uint32_t (&random)[N]) const {
+    uint32_t floors = floored;
+#pragma unroll
+    for (int bits = 1; bits < kBlockOfGroup / N; bits *= 2) {
+      floors |= __shfl_xor_sync(kAllLanes, floors, bits);
+    }
+    const e4m3 block = floor_code(encode<e4m3>(scale.exponent), floors != 0);
+    const float factor = two_level_factor(block, scale.scale);
+    uint32_t present = 0;
+    Pack<uint8_t, N / 2> pairs = {};
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float scaled = values[j] * factor;
+      const e2m1 rounded =
+          stochastic ? encode_stochastic<e2m1>(scaled, random[j]) : encode<e2m1>(scaled);
+      const uint32_t code = j < available ? two_level_code(rounded, (floored >> j & 1U) != 0) : 0U;
+      pairs.values[j / 2] = static_cast<uint8_t>(pairs.values[j / 2] | code << (4 * (j % 2)));
+      present |= (code & 7U) != 0 && block.bits != 0 ? 1U << j : 0U;
+    }
+    put<N / 2, Packed>(static_cast<uint8_t*>(codes) + i / 2, pairs, (available + 1) / 2);
+    if (available + i % kGroupSpan > 0 && i % kBlockOfGroup == 0) {  // zeros for missing blocks
+      group_scales(i).blocks[block_of(i)] = available > 0 ? block : e4m3{};
+    }
+    if (available > 0 && i % kGroupSpan == 0) {
+      group_scales(i).above = scale.center;
+    }
+    return present;
+  }
+
   template <int N, bool Packed, typename Code>
   static __device__ __forceinline__ Pack<Code, N> get(const Code* from, int64_t available) {
     [[maybe_unused]] constexpr int kAtOnce = N * sizeof(Code) <= 16 ? N : 4;
@@ -281,7 +363,7 @@ struct DeviceEncoded {
 /// Host: whether a tensor needs the Extended form.
 inline bool is_extended(const Encoded& tensor) {
   const Codec codec = codec_of(tensor.format);
-  return codec == Codec::expanded || codec == Codec::halves ||
+  return codec == Codec::expanded || codec == Codec::halves || codec == Codec::two_level ||
          tensor.format.rounding == Rounding::stochastic;
 }
 
@@ -290,16 +372,19 @@ template <bool Extended = true>
 DeviceEncoded<Extended> encoded(const Encoded& tensor) {
   const TensorFormat& format = tensor.format;
   const Codec codec = codec_of(format);
-  StoredTypes::check(format.dtype);
+  if (codec != Codec::two_level) {
+    StoredTypes::check(format.dtype);
+  }
   return {tensor.codes.data,
           codec == Codec::halves ? nullptr : tensor.scales.as<float>(),
           format.dtype,
           format_max(format.dtype),
-          codec == Codec::groups || codec == Codec::expanded,
+          codec == Codec::groups || codec == Codec::expanded || codec == Codec::two_level,
           format.scale_type == ScaleType::pow2,
           codec == Codec::expanded,
           format.rounding == Rounding::stochastic,
-          codec == Codec::halves ? tensor.scales.as<uint16_t>() : nullptr};
+          codec == Codec::halves ? tensor.scales.as<uint16_t>() : nullptr,
+          codec == Codec::two_level};
 }
 
 }  // namespace fp8train::ops::cuda

@@ -2,6 +2,8 @@
 // Flat tensors of any format, decoded into fp32 and encoded again in pieces that stay in a thread's
 // L1 cache. Only for files compiled by fp8train_isa_sources.
 
+#include <iterator>
+
 #include "base/math.h"
 #include "ops/cast/quantize_support_cpu.h"
 #include "ops/storage/storage_math.h"
@@ -11,6 +13,7 @@ namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 /// Elements of a piece: whole groups of any format.
 constexpr int64_t kStoredPiece = 1024;
 static_assert(kStoredPiece % kStoredBlock.columns == 0 && kChunk % kStoredPiece == 0);
+static_assert(kStoredBlock.columns == kBlockOfGroup * std::size(GroupScales().blocks));
 
 /// The types of codes: of stored tensors and of packets.
 constexpr bool is_encoded_type(DType type) {
@@ -100,6 +103,22 @@ FP8TRAIN_HD void split_run(const Encoded& tensor, int64_t begin, int64_t length,
   }
 }
 
+/// Reads elements begin .. begin + length - 1 of a tensor whose groups have scales of two levels.
+FP8TRAIN_HD void load_blocks(const Encoded& tensor, int64_t begin, int64_t length,
+                             float* __restrict values) {
+  const auto* codes = tensor.codes.as<uint8_t>() + begin / 2;
+  for (int64_t at = 0; at < length; at += kBlockOfGroup) {
+    const GroupScales& scales = tensor.scales.as<GroupScales>()[group_of(tensor, begin + at)];
+    const int64_t block = (begin + at) % kStoredBlock.columns / kBlockOfGroup;
+    const float factor = decode(scales.blocks[block]) * scales.above;
+    const int64_t end = minimum(length, at + kBlockOfGroup);
+    for (int64_t i = at; i < end; ++i) {
+      const auto code = static_cast<uint8_t>(codes[i / 2] >> (4 * (i % 2)) & 0xF);
+      values[i] = two_level_value(code, factor);
+    }
+  }
+}
+
 /// The values of elements begin .. begin + length - 1, where `begin` is a multiple of the group.
 /// `tensor_scale`: of a tensor that has one scale.
 FP8TRAIN_HD void load_run(const Encoded& tensor, int64_t begin, int64_t length, float tensor_scale,
@@ -107,6 +126,9 @@ FP8TRAIN_HD void load_run(const Encoded& tensor, int64_t begin, int64_t length, 
   const Codec codec = codec_of(tensor.format);
   if (codec == Codec::halves) {
     return join_run(tensor, begin, length, values);
+  }
+  if (codec == Codec::two_level) {
+    return load_blocks(tensor, begin, length, values);
   }
   EncodedTypes::with(tensor.codes.dtype, [&](auto tag) {
     const auto* codes = tensor.codes.as<typename decltype(tag)::Type>() + begin;
@@ -220,6 +242,53 @@ FP8TRAIN_HD float renew_scale(const Encoded& tensor, int64_t at, const float* va
   return scale;
 }
 
+/// Encodes elements `at` .. of a block under the scale `above` of its group, and returns the
+/// block's scale. `codes`: of the first of them; `random`: null: to nearest even.
+FP8TRAIN_HD e4m3 store_block(const NewValues& call, int64_t at, int64_t count, float above,
+                             const uint32_t* random, uint8_t* __restrict codes) {
+  const float* const values = call.values + at;
+  const uint8_t* const floored = call.floored + at;
+  unsigned floors = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    floors |= floored[i];
+  }
+  const e4m3 scale = block_scale(float_of(largest_magnitude(values, count)), above, floors != 0);
+  const float factor = two_level_factor(scale, above);
+  uint8_t found[kBlockOfGroup] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    const float scaled = values[i] * factor;
+    found[i] = two_level_code(
+        random == nullptr ? encode<e2m1>(scaled) : encode_stochastic<e2m1>(scaled, random[at + i]),
+        floored[i] != 0);
+  }
+  for (int64_t i = 0; i < count; i += 2) {
+    codes[i / 2] = static_cast<uint8_t>(found[i] | found[i + 1] << 4);
+  }
+  for (int64_t i = 0; call.present != nullptr && i < count; ++i) {
+    call.present[at + i] = (found[i] & 7U) != 0 && scale.bits != 0 ? 1 : 0;
+  }
+  return scale;
+}
+
+/// Encodes elements begin .. begin + length - 1 in groups with scales of two levels. A group with a
+/// value that is not finite is NaN.
+FP8TRAIN_HD void store_blocks(const Encoded& tensor, int64_t begin, int64_t length,
+                              const uint32_t* random, const NewValues& call) {
+  auto* const codes = tensor.codes.as<uint8_t>() + begin / 2;
+  for_each_run(tensor, length, [&](int64_t at, int64_t count) {
+    const float amax = finite_or_nan(float_of(largest_magnitude(call.values + at, count)));
+    const float above = two_level_scale(amax);
+    GroupScales scales = {two_level_scale_inv(amax)};
+    for (int64_t block = 0; block < count; block += kBlockOfGroup) {
+      const int64_t first = at + block;
+      scales.blocks[block / kBlockOfGroup] =
+          store_block(call, first, minimum(int64_t{kBlockOfGroup}, count - block), above, random,
+                      codes + first / 2);
+    }
+    tensor.scales.as<GroupScales>()[group_of(tensor, begin + at)] = scales;
+  });
+}
+
 /// Encodes elements begin .. begin + length - 1, at most a piece, where `begin` is a multiple of
 /// the group. Scales of groups follow from the values.
 FP8TRAIN_HD void store_run(const Encoded& tensor, int64_t begin, int64_t length,
@@ -238,6 +307,9 @@ FP8TRAIN_HD void store_run(const Encoded& tensor, int64_t begin, int64_t length,
   uint32_t random[kStoredPiece];
   if (stochastic) {
     draw_run(call.draw, begin, length, random);
+  }
+  if (codec == Codec::two_level) {
+    return store_blocks(tensor, begin, length, stochastic ? random : nullptr, call);
   }
   EncodedTypes::with(tensor.codes.dtype, [&](auto tag) {
     auto* codes = tensor.codes.as<typename decltype(tag)::Type>() + begin;

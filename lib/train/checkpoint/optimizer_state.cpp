@@ -26,13 +26,14 @@ StateBox all_of(int64_t count, int64_t width) {
 }
 
 /// Returns a format that reads what was saved. It follows from the element type and the number of
-/// scales: one, one for each group, or three for each group where the range is expanded.
+/// scales: one, one for each group, or three for each group where the range is expanded or codes
+/// have four bits.
 TensorFormat readable_format(const SavedState& saved, const std::string& name, int64_t count) {
   TensorFormat format;
   format.dtype = saved.dtype_of(name);
   const int64_t scales = saved.count_of(name + kScaleSuffix);
   const int64_t groups = ceil_div(count, kStoredBlock.columns);
-  if (scales == 0) {
+  if (scales == 0 && format.dtype != DType::u8) {
     return format;
   }
   format.policy = ScalePolicy::current;
@@ -40,7 +41,10 @@ TensorFormat readable_format(const SavedState& saved, const std::string& name, i
     format.block = kStoredBlock;
     format.expanded = scales == 3 * groups;
   }
-  if (scales != 1 && scales != groups && !format.expanded) {
+  if (format.dtype == DType::u8 && format.expanded) {
+    return two_level_groups();
+  }
+  if (format.dtype == DType::u8 || (scales != 1 && scales != groups && !format.expanded)) {
     throw CheckpointError(fmt::format(
         "'{}' has {} elements and {} scales, which no stored format has", name, count, scales));
   }
@@ -54,8 +58,8 @@ std::vector<float> read_values(const SavedState& saved, const std::string& name,
   HostStored stored(readable_format(saved, name, count), count);
   const size_t size = stored.codes.size();
   const bool scaled = stored.tensor.format.is_scaled();
-  stored.codes =
-      saved.read(name, stored.tensor.format.dtype, all_of(scaled ? count : used, part.width()));
+  stored.codes = saved.read(name, saved_codes(stored.tensor).dtype,
+                            saved_box(stored.tensor, all_of(scaled ? count : used, part.width())));
   stored.codes.resize(size);  // padding is 0, and its extent that of the layout
   stored.tensor.codes.data = stored.codes.data();
   if (!stored.scales.empty()) {
@@ -75,7 +79,7 @@ std::byte* bytes_at(const View& view, int64_t element) {
 /// Copies the part that this rank updates to the device.
 void upload(Device& device, const HostStored& whole, const StateTensor& entry) {
   entry.for_each_box([&](const std::string& name, const View& part, const StateBox& box) {
-    const View from = name == entry.name ? View(whole.tensor.codes) : saved_scales(whole.tensor);
+    const View from = name == entry.name ? saved_codes(whole.tensor) : saved_scales(whole.tensor);
     box.for_each_row([&](int64_t local, int64_t element, int64_t count) {
       copy_from_host(device, View{bytes_at(part, local), part.dtype, {count}},
                      bytes_at(from, element));

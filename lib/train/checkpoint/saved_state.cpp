@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "comm/communicator.h"
+#include "numeric/codec.h"
 #include "ops/storage/storage.h"
 #include "tensor/tensor.h"
 #include "train/checkpoint/resume_checks.h"
@@ -37,7 +38,7 @@ DType SavedState::dtype_of(const std::string& name) const {
         fmt::format("{}: the optimizer's files have no '{}'", checkpoint_.string(), name));
   }
   const SafetensorsType& type = ranges.front().entry->type;
-  if (!type.dtype || !is_stored_type(*type.dtype)) {
+  if (!type.dtype || (!is_stored_type(*type.dtype) && type.dtype != DType::u8)) {
     throw CheckpointError(
         fmt::format("{}: '{}' is of the unknown type '{}'", checkpoint_.string(), name, type.name));
   }
@@ -164,7 +165,7 @@ void SavedState::add_file(const std::filesystem::path& path, SafetensorsFile::Re
 }
 
 HostStored::HostStored(const TensorFormat& format, int64_t count)
-    : codes(static_cast<size_t>(count) * size_of(format.dtype)),
+    : codes(storage_bytes(format.dtype, {count})),
       scales(static_cast<size_t>(stored_scales(format, count))),
       tensor({codes.data(), format.dtype, {count}}, format,
              {scales.data(), DType::f32, {static_cast<int64_t>(scales.size())}}) {
@@ -188,6 +189,24 @@ HostStored stored_in(const TensorFormat& format, const std::vector<float>& value
   return stored;
 }
 
+namespace {
+
+/// floor_second_moment() of codes under scales of blocks.
+void floor_blocks(const std::vector<float>& first, HostStored& second) {
+  for (size_t i = 0; i < first.size(); ++i) {
+    const auto shift = static_cast<unsigned>(4 * (i % 2));
+    uint8_t& pair = second.codes[i / 2];
+    if (first[i] != 0.0F) {
+      pair |= static_cast<uint8_t>((pair >> shift & 7U) == 0 ? 1U << shift : 0U);
+      GroupScales& group = second.tensor.scales.as<GroupScales>()[i / kStoredBlock.columns];
+      e4m3& block = group.blocks[i % kStoredBlock.columns / kBlockOfGroup];
+      block = floor_code(block, true);
+    }
+  }
+}
+
+}  // namespace
+
 void upload(Device& device, const HostStored& from, const Encoded& to) {
   copy_from_host(device, to.codes, from.codes.data());
   if (!to.scales.empty()) {
@@ -209,6 +228,9 @@ void decode_to_host(Device& device, const Encoded& tensor, float* to) {
 }
 
 void floor_second_moment(const std::vector<float>& first, HostStored& second) {
+  if (codec_of(second.tensor.format) == Codec::two_level) {
+    return floor_blocks(first, second);
+  }
   const size_t size = size_of(second.tensor.format.dtype);
   for (size_t i = 0; i < first.size(); ++i) {
     uint8_t* code = second.codes.data() + i * size;

@@ -62,6 +62,12 @@ int64_t first_impossible(const void* values, int64_t count, Signs signs) {
 }  // namespace
 
 int64_t first_impossible(const void* values, DType type, int64_t count, Signs signs) {
+  if (type == DType::u8) {  // two codes of four bits, which are all numbers
+    const auto* const bytes = static_cast<const uint8_t*>(values);
+    const uint8_t impossible = signs == Signs::any ? 0 : 0x88;
+    return std::find_if(bytes, bytes + count, [&](uint8_t pair) { return pair & impossible; }) -
+           bytes;
+  }
   int64_t first = count;
   with_stored_type(type, [&](auto tag) {
     first = first_impossible<typename decltype(tag)::Type>(values, count, signs);

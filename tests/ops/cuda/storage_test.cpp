@@ -78,6 +78,7 @@ const TensorFormat kFormats[] = {
     by_group(DType::e4m3, ScaleType::pow2),
     by_group(DType::e5m2, ScaleType::f32),
     master_halves(),
+    two_level_groups(),
 };
 
 TEST_CASE("stored tensors have the cpu's bits", "[cuda][storage]") {
