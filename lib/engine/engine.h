@@ -109,8 +109,9 @@ class Engine {
   /// Reserves the arenas. Must be called before the first step on a real device.
   void reserve(const StepPlan& plan);
 
-  /// Lets the steps of a pipeline's stage have so few micro-batches, one after another, where none
-  /// needs more memory than others: for dry runs. 0: all. Returns whether they have.
+  /// Lets the steps of a pipeline's stage have so few micro-batches, in 1F1B or else one after
+  /// another, where none needs more memory than others: for dry runs. 0: all. Returns whether they
+  /// have.
   bool shorten_steps(int64_t micro_batches);
 
   /// Switches StepSettings::cuda_graphs.

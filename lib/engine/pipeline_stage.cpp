@@ -128,18 +128,24 @@ bool Engine::shorten_steps(int64_t micro_batches) {
     return false;
   }
   stage_->short_step.reset();
-  if (micro_batches > 0 && layout.virtual_stages == 1 &&
+  // In stage 3 of ZeRO the weights that a pass gathers depend on the pass before it.
+  const bool can = layout.is_periodic() || settings_.strategy.zero_stage < 3;
+  if (micro_batches > 0 && can && layout.virtual_stages == 1 &&
       stage_->step.micro_batches > micro_batches) {
     const PipelineShape shape = layout.pipeline_shape(micro_batches);
-    std::vector<PipelineAction> actions;
-    for (int64_t i = 0; i < micro_batches; ++i) {
-      actions.insert(actions.end(), {{ActionKind::forward, 0, i}, {ActionKind::backward, 0, i}});
-      if (stage_->step.splits) {
-        actions.push_back({ActionKind::weight_gradient, 0, i});
+    PipelineSchedule schedule;
+    if (layout.is_periodic()) {
+      schedule = make_schedule(layout.schedule, shape);
+    } else {
+      std::vector<PipelineAction> actions;
+      for (int64_t i = 0; i < micro_batches; ++i) {
+        actions.insert(actions.end(), {{ActionKind::forward, 0, i}, {ActionKind::backward, 0, i}});
+        if (stage_->step.splits) {
+          actions.push_back({ActionKind::weight_gradient, 0, i});
+        }
       }
+      schedule.of_stage.assign(static_cast<size_t>(shape.stages), actions);
     }
-    const PipelineSchedule schedule = {
-        std::vector<std::vector<PipelineAction>>(static_cast<size_t>(shape.stages), actions)};
     StagePlan plan = plan_stage(schedule, shape, static_cast<size_t>(mesh().index(Axis::pipeline)),
                                 mesh().group(Group::pipe)->in_stream_order());
     if (with_all({&plan, &stage_->step}) == stage_->step.memory) {

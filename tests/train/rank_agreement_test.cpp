@@ -58,11 +58,16 @@ TEST_CASE("NCCL's buffers are part of the plan of a rank on a GPU") {
 
 TEST_CASE("a dry run sends what an ordinary one does") {
   const int stage = GENERATE(0, 1, 3);
-  CAPTURE(stage);
-  EngineSettings settings = tiny("torchao-rowwise", 1);
+  const bool has_stages = GENERATE(false, true);
+  CAPTURE(stage, has_stages);
+  EngineSettings settings = tiny("torchao-rowwise", has_stages ? 5 : 1);
   settings.strategy.zero_stage = stage;
+  if (has_stages) {
+    settings.strategy.layout = {.pipeline = 2, .schedule = ScheduleKind::zero_bubble};
+  }
+  const int ranks = has_stages ? 4 : 2;
   const std::vector<std::string> errors =
-      test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
+      test::run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
         const DryRunStep dry_run = dry_run_step(settings, {}, comm.topology(), comm.rank());
         const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
         Engine engine(*device, settings, &comm);
@@ -77,7 +82,7 @@ TEST_CASE("a dry run sends what an ordinary one does") {
         }
         check(sent == dry_run.sent.total(), "bytes as in the dry run");
       });
-  CHECK(errors == std::vector<std::string>(2));
+  CHECK(errors == std::vector<std::string>(static_cast<size_t>(ranks)));
 }
 
 TEST_CASE("the rank's own part may stay exact, and crosses in the plan's format all the same") {
