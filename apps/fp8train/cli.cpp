@@ -266,7 +266,7 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
     }
     if (!arguments.empty() && arguments.front() == "complete") {  // for the scripts of shells
       arguments.erase(arguments.begin());
-      fmt::print("{}", completions(command_tree(app), arguments));
+      fmt::print("{}", completions(app, arguments));
       return 0;
     }
     arguments = with_command(std::move(arguments), names);

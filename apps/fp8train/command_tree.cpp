@@ -8,44 +8,10 @@
 #include <utility>
 
 #include "base/screen.h"
+#include "config/show.h"
 
 namespace fp8train {
 namespace {
-
-CommandOption option_of(const CLI::Option& option) {
-  CommandOption result;
-  for (const std::string& name : option.get_snames()) {
-    result.names.push_back("-" + name);
-  }
-  for (const std::string& name : option.get_lnames()) {
-    result.names.push_back("--" + name);
-  }
-  if (result.names.empty()) {
-    result.names.push_back(option.get_type_name());
-  }
-  result.help = option.get_description();
-  result.value = option.get_type_name();
-  result.argument = option.get_positional() ? result.value : "";
-  result.is_required = option.get_required();
-  result.is_repeated = option.get_items_expected_max() > 1 && option.get_allow_extra_args();
-  result.default_value = option.get_default_str();
-  result.takes_value = option.get_items_expected_max() > 0;
-  return result;
-}
-
-CommandNode node_of(const CLI::App& app) {
-  CommandNode node = {.name = app.get_name(),
-                      .help = app.get_description(),
-                      .example = app.get_footer(),
-                      .needs_part = app.get_require_subcommand_min() > 0};
-  for (const CLI::Option* option : app.get_options()) {
-    node.options.push_back(option_of(*option));
-  }
-  for (const CLI::App* part : app.get_subcommands({})) {
-    node.parts.push_back(node_of(*part));
-  }
-  return node;
-}
 
 constexpr size_t kHelpColumns = 80;
 constexpr size_t kLongestLabel = 24;
@@ -72,86 +38,151 @@ std::string entry(const std::string& label, const std::string& text) {
                      is_long ? fmt::format("\n{:{}}", "", kLongestLabel + 4) : "", text);
 }
 
-std::string usage(const CommandNode& node, const std::string& path) {
+/// "-c" and "--config"; empty for an argument without a name.
+std::vector<std::string> names_of(const CLI::Option& option) {
+  std::vector<std::string> names;
+  for (const std::string& name : option.get_snames()) {
+    names.push_back("-" + name);
+  }
+  for (const std::string& name : option.get_lnames()) {
+    names.push_back("--" + name);
+  }
+  return names;
+}
+
+bool takes_value(const CLI::Option& option) {
+  return option.get_items_expected_max() > 0;
+}
+
+/// The name of an argument, with dots where there may be several.
+std::string argument_of(const CLI::Option& option, const char* dots) {
+  const bool is_repeated = option.get_items_expected_max() > 1 && option.get_allow_extra_args();
+  return option.get_type_name() + (is_repeated ? dots : "");
+}
+
+std::string usage(const CLI::App& command, const std::string& path) {
   std::string text = fmt::format("Usage: {} [OPTIONS]", path);
-  for (const CommandOption& option : node.options) {
-    const std::string name = option.argument + (option.is_repeated ? "..." : "");
-    if (!option.argument.empty()) {
-      text += " " + (option.is_required ? name : "[" + name + "]");
-    } else if (option.is_required) {
-      text += fmt::format(" {} {}", option.names.back(), option.value);
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->get_positional()) {
+      const std::string name = argument_of(*option, "...");
+      text += " " + (option->get_required() ? name : "[" + name + "]");
+    } else if (option->get_required()) {
+      text += fmt::format(" {} {}", names_of(*option).back(), option->get_type_name());
     }
   }
-  if (!node.parts.empty()) {
-    text += node.needs_part ? " COMMAND" : " [COMMAND]";
+  if (!command.get_subcommands({}).empty()) {
+    text += command.get_require_subcommand_min() > 0 ? " COMMAND" : " [COMMAND]";
   }
   return text + "\n";
 }
 
-std::string text_of(const CommandOption& option) {
-  std::string text = option.help;
-  if (!option.default_value.empty() && text.find("(default: ") == std::string::npos) {
-    text += fmt::format("{}(default: {})", text.empty() ? "" : " ", option.default_value);
+std::string text_of(const CLI::Option& option) {
+  std::string text = option.get_description();
+  if (!option.get_default_str().empty() && text.find("(default: ") == std::string::npos) {
+    text += fmt::format("{}(default: {})", text.empty() ? "" : " ", option.get_default_str());
   }
   return text;
 }
 
-std::string arguments_and_options(const CommandNode& node) {
+std::string arguments_and_options(const CLI::App& command) {
   std::string arguments, options;
-  for (const CommandOption& option : node.options) {
-    const std::string value = option.takes_value ? " " + option.value : "";
-    if (!option.argument.empty()) {
-      const bool is_named = !option.is_positional();
-      arguments += entry(
-          option.argument + (option.is_repeated ? " ..." : ""),
-          text_of(option) + (is_named ? fmt::format("; or {}{}", option.names.back(), value) : ""));
+  for (const CLI::Option* option : command.get_options()) {
+    const std::vector<std::string> names = names_of(*option);
+    const std::string value = takes_value(*option) ? " " + option->get_type_name() : "";
+    if (option->get_positional()) {
+      const std::string also = names.empty() ? "" : fmt::format("; or {}{}", names.back(), value);
+      arguments += entry(argument_of(*option, " ..."), text_of(*option) + also);
     } else {
-      options += entry(fmt::format("{}{}", fmt::join(option.names, ", "), value), text_of(option));
+      options += entry(fmt::format("{}{}", fmt::join(names, ", "), value), text_of(*option));
     }
   }
   return (arguments.empty() ? "" : "\nArguments:\n" + arguments) + "\nOptions:\n" + options;
 }
 
+const CLI::App* part_named(const CLI::App& command, const std::string& name) {
+  const auto found =
+      command.get_subcommands([&](const CLI::App* part) { return part->get_name() == name; });
+  return found.empty() ? nullptr : found.front();
+}
+
+/// The command or part that the words in front of the last one name.
+const CLI::App& named_command(const CLI::App& program, const std::vector<std::string>& words) {
+  const CLI::App* command = &program;
+  for (size_t i = 0; i + 1 < words.size(); ++i) {
+    const CLI::App* const part = part_named(*command, words[i]);
+    command = part == nullptr ? command : part;
+  }
+  const bool is_run = command == &program && words.size() > 1 && words[words.size() - 2] != "-v" &&
+                      words[words.size() - 2] != "--verbose";
+  return is_run ? *part_named(program, "train") : *command;
+}
+
+bool takes_value(const CLI::App& command, const std::string& name) {
+  const CLI::Option* const option = command.get_option_no_throw(name);
+  return option != nullptr && takes_value(*option);
+}
+
+/// Whether it explains keys that are given by their names.
+bool takes_key_name(const CLI::App& command) {
+  return std::ranges::any_of(command.get_options(), [](const CLI::Option* option) {
+    return option->get_positional() && option->get_type_name() == "KEY";
+  });
+}
+
 }  // namespace
-
-bool CommandNode::takes_keys() const {
-  return std::any_of(options.begin(), options.end(),
-                     [](const CommandOption& one) { return one.names.front() == "--set"; });
-}
-
-bool CommandNode::takes_key_name() const {
-  return std::any_of(options.begin(), options.end(),
-                     [](const CommandOption& one) { return one.argument == "KEY"; });
-}
-
-CommandNode command_tree(const CLI::App& program) {
-  return node_of(program);
-}
-
-std::string help_page(const CommandNode& node, const std::string& path) {
-  std::string text = node.help + "\n" + usage(node, path) + arguments_and_options(node);
-  if (!node.parts.empty()) {
-    text += "\nCommands:\n";
-    for (const CommandNode& part : node.parts) {
-      text += entry(part.name, part.help);
-    }
-  }
-  if (path.find(' ') == std::string::npos) {
-    text += "\nEnvironment variables:\n";
-    for (const auto& [name, help] : kEnvironmentVariables) {
-      text += entry(name, help);
-    }
-  }
-  return wrapped(fmt::format("{}\nExample:\n  {}\n", text, node.example),
-                 columns_of(stdout, kHelpColumns));
-}
 
 std::string help_page(const CLI::App& command) {
   std::string path = command.get_name();
   for (const CLI::App* app = command.get_parent(); app != nullptr; app = app->get_parent()) {
     path.insert(0, app->get_name() + " ");
   }
-  return help_page(node_of(command), path);
+  std::string text =
+      command.get_description() + "\n" + usage(command, path) + arguments_and_options(command);
+  const std::vector<const CLI::App*> parts = command.get_subcommands({});
+  text += parts.empty() ? "" : "\nCommands:\n";
+  for (const CLI::App* part : parts) {
+    text += entry(part->get_name(), part->get_description());
+  }
+  if (command.get_parent() == nullptr) {
+    text += "\nEnvironment variables:\n";
+    for (const auto& [name, help] : kEnvironmentVariables) {
+      text += entry(name, help);
+    }
+  }
+  return wrapped(fmt::format("{}\nExample:\n  {}\n", text, command.get_footer()),
+                 columns_of(stdout, kHelpColumns));
+}
+
+std::string completions(const CLI::App& program, const std::vector<std::string>& words) {
+  const std::string current = words.empty() ? "" : words.back();
+  const std::string previous = words.size() > 1 ? words[words.size() - 2] : "";
+  const CLI::App& command = named_command(program, words);
+  std::string lines;
+  const auto offer = [&](const std::string& word, const std::string& help) {
+    if (word.starts_with(current)) lines += word + (help.empty() ? "" : "\t" + help) + "\n";
+  };
+  const auto offer_keys = [&](const char* ending) {
+    for (const std::string& key : config_keys()) offer(key + ending, "");
+  };
+  if (previous == "--set") {
+    offer_keys("=");
+  } else if (previous == "=" || (previous.starts_with('-') && takes_value(command, previous))) {
+    lines = "FILES\n";
+  } else if (current.starts_with('-')) {
+    for (const CLI::Option* option : command.get_options()) {
+      for (const std::string& name : names_of(*option)) offer(name, option->get_description());
+    }
+  } else {
+    const std::vector<const CLI::App*> parts = command.get_subcommands({});
+    for (const CLI::App* part : parts) offer(part->get_name(), part->get_description());
+    if (command.get_option_no_throw("--set") != nullptr) offer_keys("=");
+    if (takes_key_name(command)) {
+      offer_keys("");
+    } else if (parts.empty() || &command == &program) {
+      lines += "FILES\n";  // a command that has parts takes no file
+    }
+  }
+  return lines;
 }
 
 }  // namespace fp8train

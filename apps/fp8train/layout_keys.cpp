@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "base/names.h"
 #include "base/screen.h"
+#include "config/fields/field_table.h"
 #include "engine/pass_times.h"
 #include "layouts.h"
 #include "output_path.h"
@@ -14,49 +14,33 @@ namespace fp8train {
 
 std::string keys_of(const Layout& layout, const Settings& file) {
   const Settings& settings = layout.settings;
-  const StrategySettings& strategy = settings.parallelism;
-  std::string others;
-  const ParallelLayout& of_file = file.parallelism.layout;
-  if (strategy.layout.context != of_file.context) {
-    others += fmt::format(" parallelism.context={}", strategy.layout.context);
+  std::string keys;
+  const auto add = [&](const std::string& key, const std::string& value) {
+    keys += fmt::format("{}{}={}", keys.empty() ? "" : " ", key, value);
+  };
+  for (const char* key : {"parallelism.tensor", "parallelism.pipeline", "parallelism.zero_stage"}) {
+    add(key, value_of(key, settings));
   }
-  if (strategy.layout.context > 1 && strategy.layout.context_kind != of_file.context_kind) {
-    others += fmt::format(" parallelism.context_kind={}",
-                          name_in(kContextKinds, strategy.layout.context_kind));
+  for (const std::string_view key :
+       {"parallelism.context", "parallelism.context_kind", "parallelism.expert",
+        "parallelism.schedule", "parallelism.stage_blocks", "parallelism.virtual_stages",
+        "parallelism.sync_each_batch", "parallelism.shard_ranks", "offload.optimizer",
+        "offload.activations"}) {
+    const std::string value = value_of(key, settings);
+    const bool counts =
+        key != "parallelism.context_kind" || settings.parallelism.layout.context > 1;
+    if (counts && value != value_of(key, file)) {
+      add(std::string(key), value.empty() ? "[]" : value);
+    }
   }
-  if (strategy.layout.expert != of_file.expert) {
-    others += fmt::format(" parallelism.expert={}", strategy.layout.expert);
+  add("model.recompute", value_of("model.recompute", settings));
+  add("training.micro_batch_size", value_of("training.micro_batch_size", settings));
+  if (const int64_t global = settings.training.global_batch_size; global > 0) {
+    add("training.global_batch_size", std::to_string(global));
+  } else {
+    add("training.gradient_accumulation_steps", std::to_string(layout.micro_batches));
   }
-  if (strategy.layout.schedule != of_file.schedule || !of_file.schedule_file.empty()) {
-    others +=
-        fmt::format(" parallelism.schedule={}", name_in(kScheduleKinds, strategy.layout.schedule));
-  }
-  if (strategy.layout.stage_blocks != of_file.stage_blocks) {
-    others += " parallelism.stage_blocks=[]";
-  }
-  if (strategy.layout.virtual_stages != of_file.virtual_stages) {
-    others += fmt::format(" parallelism.virtual_stages={}", strategy.layout.virtual_stages);
-  }
-  if (strategy.sync_each_batch != file.parallelism.sync_each_batch) {
-    others += fmt::format(" parallelism.sync_each_batch={}", strategy.sync_each_batch);
-  }
-  if (strategy.shard_ranks != file.parallelism.shard_ranks) {
-    others += " parallelism.shard_ranks=0";
-  }
-  if (settings.optimizer.offloads != file.optimizer.offloads) {
-    others += fmt::format(" offload.optimizer={}", settings.optimizer.offloads);
-  }
-  if (settings.step.decoder.offloads_saved != file.step.decoder.offloads_saved) {
-    others += fmt::format(" offload.activations={}", settings.step.decoder.offloads_saved);
-  }
-  const int64_t global = settings.training.global_batch_size;
-  return fmt::format(
-      "parallelism.tensor={} parallelism.pipeline={} parallelism.zero_stage={}{} "
-      "model.recompute={} training.micro_batch_size={} training.{}={}",
-      strategy.layout.tensor, strategy.layout.pipeline, strategy.zero_stage, others,
-      name_of(settings.step.decoder.recompute), settings.step.micro_batch_size,
-      global > 0 ? "global_batch_size" : "gradient_accumulation_steps",
-      global > 0 ? global : layout.micro_batches);
+  return keys;
 }
 
 void write_schedule(const std::string& file, const EngineSettings& settings) {

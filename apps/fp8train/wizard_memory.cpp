@@ -9,6 +9,7 @@
 #include "base/quantities.h"
 #include "base/text.h"
 #include "comm/topology.h"
+#include "config/fields/field_table.h"
 #include "device/cuda/cuda_device.h"
 #include "engine/dry_run.h"
 #include "engine/step_time.h"
@@ -39,14 +40,11 @@ double seconds_on_cpus(const Session& session) {
 /// The answers that differ, of those that what_would_fit() changes.
 std::vector<Answer> changes(const Settings& before, const Settings& after) {
   std::vector<Answer> answers;
-  if (after.step.micro_batch_size != before.step.micro_batch_size) {
-    answers.push_back({"training.micro_batch_size", std::to_string(after.step.micro_batch_size)});
-  }
-  if (after.step.decoder.recompute != before.step.decoder.recompute) {
-    answers.push_back({"model.recompute", std::string(name_of(after.step.decoder.recompute))});
-  }
-  if (after.parallelism.zero_stage != before.parallelism.zero_stage) {
-    answers.push_back({"parallelism.zero_stage", std::to_string(after.parallelism.zero_stage)});
+  for (const char* key :
+       {"training.micro_batch_size", "model.recompute", "parallelism.zero_stage"}) {
+    if (value_of(key, after) != value_of(key, before)) {
+      answers.push_back({key, value_of(key, after)});
+    }
   }
   return answers;
 }
@@ -265,29 +263,6 @@ std::optional<std::vector<Answer>> JobMemory::fitting(const Settings& settings) 
   return std::nullopt;
 }
 
-namespace {
-
-/// A key that lays a run over ranks.
-struct LayoutKey {
-  const char* key;
-  std::string (*value)(const Settings&);
-};
-
-/// In the order of their questions.
-constexpr LayoutKey kLayoutKeys[] = {
-    {"model.recompute",
-     [](const Settings& s) -> std::string {
-       return std::string(name_of(s.step.decoder.recompute));
-     }},
-    {"parallelism.zero_stage",
-     [](const Settings& s) { return std::to_string(s.parallelism.zero_stage); }},
-    {"parallelism.tensor",
-     [](const Settings& s) { return std::to_string(s.parallelism.layout.tensor); }},
-    {"parallelism.pipeline",
-     [](const Settings& s) { return std::to_string(s.parallelism.layout.pipeline); }}};
-
-}  // namespace
-
 /// None where they cannot be searched.
 const std::vector<Layout>& JobMemory::layouts_of(Settings settings) {
   settings.step.decoder.recompute = Recompute::none;
@@ -311,20 +286,23 @@ const std::vector<Layout>& JobMemory::layouts_of(Settings settings) {
 }
 
 std::string JobMemory::of_fastest_layout(const std::string& key, const Settings& settings) {
-  const LayoutKey* const asked = std::ranges::find(kLayoutKeys, key, &LayoutKey::key);
+  // In the order of their questions.
+  constexpr std::string_view kLayoutKeys[] = {"model.recompute", "parallelism.zero_stage",
+                                              "parallelism.tensor", "parallelism.pipeline"};
+  const auto* const asked = std::ranges::find(kLayoutKeys, key);
   if (asked == std::end(kLayoutKeys) || job_ranks(settings.job) == 1 || !on_named_gpu(settings) ||
       !has_model(settings.model)) {
     return {};
   }
   const std::vector<Layout>& all = layouts_of(settings);
   const auto fastest = std::ranges::find_if(all, [&](const Layout& layout) {
-    return std::ranges::all_of(kLayoutKeys, [&](const LayoutKey& other) {
-      const std::string value = other.value(settings);
-      const bool is_given = &other < asked || (&other > asked && value != other.value({}));
-      return !is_given || other.value(layout.settings) == value;
+    return std::ranges::all_of(kLayoutKeys, [&](const std::string_view& other) {
+      const std::string value = value_of(other, settings);
+      const bool is_given = &other < asked || (&other > asked && value != value_of(other, {}));
+      return !is_given || value_of(other, layout.settings) == value;
     });
   });
-  return fastest == all.end() ? "" : asked->value(fastest->settings);
+  return fastest == all.end() ? "" : value_of(*asked, fastest->settings);
 }
 
 bool JobMemory::on_gpus(const Settings& settings) {

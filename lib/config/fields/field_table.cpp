@@ -110,6 +110,10 @@ const Field* find_field(std::string_view key) {
   return found == kIndex.end() ? nullptr : found->second;
 }
 
+std::string value_of(std::string_view key, const Settings& settings) {
+  return find_field(key)->write(settings);
+}
+
 bool is_section(std::string_view name) {
   const auto begins = [&](const std::string& key) {
     return key.size() > name.size() && key[name.size()] == '.' && key.starts_with(name);

@@ -23,6 +23,9 @@ const std::vector<SectionDoc>& section_docs();
 /// Returns the field with this key or alias, or null.
 const Field* find_field(std::string_view key);
 
+/// Returns the value of a key that there is, as YAML in one line; empty: not set.
+std::string value_of(std::string_view key, const Settings& settings);
+
 /// Whether some key or alias begins with `name` and a dot.
 bool is_section(std::string_view name);
 
