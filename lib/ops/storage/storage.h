@@ -30,7 +30,7 @@ struct Store {
 
 /// Stores x, or with `add` the sum of x and what `to` holds, rounded once. A value that is not
 /// finite is stored as NaN, so that a norm learns of it; scales then stay as they were, but for
-/// those of saved_groups(), which become NaN.
+/// those of saved_groups() and two_level_groups(), which become NaN.
 void store(Stream stream, const Store& call);
 
 /// y = the decoded values of x; y: fp32, bf16 or fp16.
