@@ -37,9 +37,9 @@ class Loader::Prefetcher {
       std::packaged_task<Batch()> make([&] { return loader_.make_batch(position); });
       make();
       std::unique_lock lock(mutex_);
-      const bool has_room =
+      const bool has_space =
           changed_.wait(lock, stop, [this] { return queue_.size() < loader_.settings_.prefetch; });
-      if (!has_room) return;
+      if (!has_space) return;
       queue_.push_back(make.get_future());
       lock.unlock();
       changed_.notify_all();
