@@ -39,7 +39,10 @@ TEST_CASE("values that say something are refused", "[data][chat]") {
         {R"("weight": "1")", "f:1: 'weight' is not read: "},
         {R"("train": false)", "f:1: 'train' is not read: single tokens and records have no"},
         {R"("label": 1)", "f:1: 'label' is not read: good and bad answers"},
-        {R"("images": "[]")", "f:1: 'images' is not read: pictures"}}) {
+        {R"("images": "[]")", "f:1: 'images' is not read: pictures"},
+        {R"("documents": "[{}]")", "f:1: 'documents' is not read: tools and calls of functions"},
+        {R"("input_ids": [1])", "f:1: 'input_ids' is not read: a record is either messages"},
+        {R"("history": "a")", "f:1: 'history' is not read: earlier messages"}}) {
     CAPTURE(more);
     CHECK_THROWS_WITH(read_dialogue(record_with(more), "f:1"), Catch::Contains(message));
   }

@@ -53,8 +53,9 @@ void for_each_encoded_dialogue(const Tokenizer& tokenizer, const std::string& ch
     gathered_bytes = 0;
     tasks.start([&tokenizer, &chat, dialogues = std::exchange(gathered, {})] {
       Encoded encoded;
-      for (const auto& [dialogue, where] : dialogues) {
-        with_prefix<DataError>(where + ": ", [&] {
+      for (const Located& located : dialogues) {
+        with_prefix<DataError>(located.where + ": ", [&] {
+          const Dialogue& dialogue = located.dialogue;
           encoded.push_back(has_roles(dialogue) ? chat->encode(dialogue)
                                                 : encode_completion(tokenizer, dialogue));
         });
