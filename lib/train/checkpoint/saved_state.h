@@ -90,7 +90,9 @@ void upload(Device& device, const HostStored& from, const Encoded& to);
 void decode_to_host(Device& device, const Encoded& tensor, float* to);
 
 /// Raises encoded second moments that are 0 where the first moment is not 0, as AdamW does if
-/// second moments have scales (ops/optimizer/optimizer.h). `second` has scales.
-void floor_second_moment(const std::vector<float>& first, HostStored& second);
+/// second moments have scales (ops/optimizer/optimizer.h). `second` has scales, and was made from
+/// `values`.
+void floor_second_moment(const std::vector<float>& first, const std::vector<float>& values,
+                         HostStored& second);
 
 }  // namespace fp8train
