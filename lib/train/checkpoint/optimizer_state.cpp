@@ -128,7 +128,7 @@ void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engin
   std::vector<StateTensor> entries = state_tensors(engine);
   // In the order of the files, which are then read once.
   std::ranges::stable_sort(entries, {}, [&](const StateTensor& entry) {
-    return saved.position(entry.name, entry.first);
+    return saved.position(entry.name, saved_box(entry.tensor, {.element = entry.first}).element);
   });
   for (const StateTensor& entry : entries) {
     load_state(engine.device(), saved, entry);

@@ -39,7 +39,8 @@ class SavedState {
   /// are missing or none that training can have left, OtherRunError where they are of another type.
   std::vector<uint8_t> read(const std::string& name, DType dtype, const StateBox& box) const;
 
-  /// Returns where the part of it with this element begins: file and byte.
+  /// Returns where the part of it with this element begins: file and byte. Elements are those of
+  /// the files, which have codes of four bits in pairs.
   std::pair<size_t, uint64_t> position(const std::string& name, int64_t first) const;
 
   /// Throws CheckpointError where a file of which something has been read is not the manifest's, if
