@@ -162,6 +162,12 @@ TEST_CASE("moments in NVFP4 are converted to fp32 and back") {
     converted = moments(engine);
   });
   CHECK(converted == trained);
+  const auto errors = test::run_ranks(Topology::blocks(1, 1), [&](Communicator& comm) {
+    const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+    Engine engine(*device, test::settings_of("te-current", 0), &comm);
+    load_optimizer_files(dir / "first" / "step-000001", engine);
+  });
+  CHECK_THAT(errors[0], Catch::Contains("stored as four-bit codes (e2m1), and this run"));
   test::run({2, 1}, [&](Communicator& comm) {
     const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
     Engine engine(*device, in_nvfp4(true, false, 1), &comm);

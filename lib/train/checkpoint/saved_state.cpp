@@ -14,6 +14,14 @@
 #include "train/checkpoint/value_checks.h"
 
 namespace fp8train {
+namespace {
+
+/// Words an element type of the files.
+std::string_view words_of(DType type) {
+  return type == DType::u8 ? "four-bit codes (e2m1)" : name_of(type);
+}
+
+}  // namespace
 
 SavedState::SavedState(const std::filesystem::path& checkpoint)
     : checkpoint_(checkpoint), manifest_(verify_checkpoint(checkpoint, Verify::sizes)) {
@@ -76,8 +84,8 @@ int64_t SavedState::read_overlap(const std::string& name, const Range& saved,
       throw OtherRunError(fmt::format(
           "{}: '{}' is stored as {}, and this run stores it as {}; to continue that run, change "
           "its format back (precision in the configuration)",
-          checkpoint_.string(), name, type.dtype ? name_of(*type.dtype) : type.name,
-          name_of(dtype)));
+          checkpoint_.string(), name, type.dtype ? words_of(*type.dtype) : type.name,
+          words_of(dtype)));
     }
     const auto elements = static_cast<size_t>(std::min(end, row + columns) - begin);
     files_[saved.file]->read(*saved.entry, static_cast<uint64_t>(done + begin - row) * size,
