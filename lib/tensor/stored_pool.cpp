@@ -152,7 +152,7 @@ std::vector<View> StoredPool::fp32() const {
 
 std::vector<View> StoredPool::words_without(size_t buffer, const std::vector<bool>& skipped) const {
   const Buffer& of = buffers_[buffer];
-  // Elements of a byte, or of half a one, whose words begin at every fourth or eighth.
+  // Words begin at every fourth element of a byte, and at every eighth of half a byte.
   const int64_t in_word = facts_of(of.format.dtype).bits < 8 ? 8 : 4;
   std::vector<View> views;
   const auto add = [&](int64_t begin, int64_t end) {

@@ -167,6 +167,11 @@ TEST_CASE("values that no training leaves are found in every format") {
   CHECK_THAT(impossible_state("moment2.a@128", second.data(), DType::f32, 2, 128),
              Equals("moment2.a@128[129] is NaN, infinite or negative"));
   CHECK_THAT(impossible_state("moment1.a", second.data(), DType::f32, 2), Equals(""));
+  const Bytes pairs = {0x77, 0x17, 0x71, 0x9F};
+  CHECK_THAT(impossible_state("moment2.a", pairs.data(), DType::u8, 4, 8),
+             Equals("moment2.a[22] is NaN, infinite or negative"));
+  CHECK_THAT(impossible_state("moment2.a", Bytes{0x97}.data(), DType::u8, 1),
+             Equals("moment2.a[1] is NaN, infinite or negative"));
   CHECK_THAT(impossible_state("moment1.a.scale", second.data(), DType::f32, 2), !Equals(""));
 }
 

@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -106,6 +107,32 @@ TEST_CASE("state in NVFP4 that ranks have saved is the same in every other layou
   }
 }
 
+TEST_CASE("a converted second moment in NVFP4 has the nearest values that are not 0") {
+  // In units of the smallest code of the smallest scale, under a group's largest of 448 * 512 * 12:
+  // the scale of the second block vanishes, and that of the third does not.
+  std::vector<float> values(301, 0.0F);
+  values[0] = 448.0F * 512.0F * 12.0F;
+  const std::vector<float> small = {5.0F, 4.6F, 3.9F, 3.0F, 2.0F, 1.1F, 0.9F, 0.3F, 1e-3F, 0.0F};
+  std::copy(small.begin(), small.end(), &values[16]);
+  std::fill_n(&values[32], 16, 24.0F);
+  std::vector<float> first(301, 0.0F);
+  std::fill_n(first.begin(), 128, -1.0F);
+  first[18] = first[26] = 0.0F;
+  values[300] = 2688.0F;
+  first[299] = 1.0F;
+  std::vector<float> expected = values;
+  expected[299] = 224.0F;
+  const std::vector<float> rounded = {4.0F, 4.0F, 4.0F, 3.0F, 2.0F, 1.0F, 1.0F, 1.0F, 1.0F, 1.0F};
+  std::copy(rounded.begin(), rounded.end(), &expected[16]);
+  std::fill(&expected[1], &expected[16], 448.0F * 512.0F);
+  std::fill(&expected[27], &expected[32], 1.0F);
+  expected[26] = 0.0F;
+  std::fill(&expected[48], &expected[128], 1.0F);
+  HostStored second = stored_in(two_level_groups(), values);
+  floor_second_moment(first, values, second);
+  CHECK(values_of(second) == expected);
+}
+
 TEST_CASE("moments in NVFP4 are converted to fp32 and back") {
   const test::TempDir dir;
   const auto moments = [](Engine& engine) {
@@ -135,6 +162,12 @@ TEST_CASE("moments in NVFP4 are converted to fp32 and back") {
     converted = moments(engine);
   });
   CHECK(converted == trained);
+  const auto errors = test::run_ranks(Topology::blocks(1, 1), [&](Communicator& comm) {
+    const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+    Engine engine(*device, test::settings_of("te-current", 0), &comm);
+    load_optimizer_files(dir / "first" / "step-000001", engine);
+  });
+  CHECK_THAT(errors[0], Catch::Contains("stored as four-bit codes (e2m1), and this run"));
   test::run({2, 1}, [&](Communicator& comm) {
     const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
     Engine engine(*device, in_nvfp4(true, false, 1), &comm);

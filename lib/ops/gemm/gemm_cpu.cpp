@@ -4,7 +4,8 @@
 // - one primitive for the whole product where oneDNN has its blocked kernel ("brg"), with scale,
 //   sum and bias as post-ops. op(a) is row-major then: for a transposed operand oneDNN splits the
 //   sum over K by the number of threads;
-// - tiles of fixed size elsewhere (no AVX-512), each by one thread.
+// - tiles of fixed size elsewhere, each by one thread: without AVX-512, and for products of int8
+//   codes whose K is too large for one exact sum.
 
 #include <algorithm>
 #include <compare>
@@ -190,21 +191,22 @@ bool run_whole(Stream stream, const Gemm& call, DType type, GemmMemory& memory) 
   return true;
 }
 
-/// The product by tiles, in fp32, where it is not made whole. Sums of int8 products are exact:
-/// those of pieces of K in fp32, their sums in fp64.
+/// The product by tiles, where it is not made whole: in fp32, or in bf16 where int8 codes are
+/// multiplied in that. Sums of int8 products are exact: those of pieces of K in fp32, their sums in
+/// fp64.
 void run_tiled(const Gemm& call, GemmMemory& memory) {
+  const bool is_int8 = call.a.matrix().dtype == DType::i8;
+  const DType type = is_int8 && multiplied_type(call.a) == DType::bf16 ? DType::bf16 : DType::f32;
   const TiledKey key = {.m = call.c.shape[0],
                         .n = call.c.shape[1],
                         .k = call.depth(),
-                        .depth = call.a.matrix().dtype == DType::i8
-                                     ? std::min(call.depth(), kExactDepth)
-                                     : call.depth(),
-                        .type = memory::data_type::f32,
+                        .depth = is_int8 ? std::min(call.depth(), kExactDepth) : call.depth(),
+                        .type = onednn_type(type),
                         .b_transposed = call.b.transposed,
                         .threads = max_threads()};
   TiledProduct& product = cached(workspace().tiled, key);
-  const void* a = prepare_operand(call.a, DType::f32, true, memory);
-  const void* b = prepare_operand(call.b, DType::f32, false, memory);
+  const void* a = prepare_operand(call.a, type, true, memory);
+  const void* b = prepare_operand(call.b, type, false, memory);
   void* scratchpads = memory.take(product.scratchpad_bytes());
   auto* products = static_cast<float*>(
       memory.take(static_cast<size_t>(kTileElements * key.threads) * sizeof(float)));

@@ -262,7 +262,7 @@ struct DeviceEncoded {
 
   /// The scales of new values by their largest magnitude in each lane. All lanes of a group.
   template <int LanesOfBlock, int LanesOfGroup>
-  static __device__ __forceinline__ ScaleExpansion scales_of_levels(uint32_t largest) {
+  __device__ __forceinline__ ScaleExpansion scales_of_levels(uint32_t largest) const {
     uint32_t of_group = largest;
 #pragma unroll
     for (int bits = 1; bits < LanesOfGroup; bits *= 2) {
@@ -271,7 +271,8 @@ struct DeviceEncoded {
     }
     const float amax = finite_or_nan(float_of(of_group));
     const float scale = two_level_scale(amax);
-    return {scale, decode(block_scale(float_of(largest), scale, false)), two_level_scale_inv(amax)};
+    const e4m3 block = new_block_scale(float_of(largest), scale, false, stochastic);
+    return {scale, decode(block), two_level_scale_inv(amax)};
   }
 
   /// Does what store() does for codes of two levels. All lanes of a group.

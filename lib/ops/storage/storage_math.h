@@ -1,6 +1,6 @@
 #pragma once
-// The arithmetic of ops/storage/storage.h in addition to the codecs: automatic scaling, and the
-// random bits of stochastic rounding. For host and device.
+// The arithmetic of ops/storage/storage.h in addition to the codecs: automatic scaling, and what
+// stochastic rounding needs. For host and device.
 
 #include "numeric/codec.h"
 #include "numeric/rounding.h"
@@ -54,6 +54,16 @@ FP8TRAIN_HD AutoScale next_auto_scale(const AutoScale* of_ranks, int64_t ranks, 
 template <typename Code>
 FP8TRAIN_HD bool is_largest(Code code) {
   return (code.bits & 0x7FU) == FormatLayout<Code>::kMaxCode;
+}
+
+/// block_scale() of new values. One that was rounded down is raised for `stochastic` rounding,
+/// since the block's largest element would be cut to 6 in every draw. Errors of fp32 raise none, so
+/// that a block that is stored again does not change.
+FP8TRAIN_HD e4m3 new_block_scale(float amax, float group_scale, bool floored, bool stochastic) {
+  const e4m3 scale = block_scale(amax, group_scale, floored);
+  const float least = amax * (group_scale * (1.0F / kMaxE2M1)) * (1.0F - 1.0F / (1 << 20));
+  const bool raised = stochastic && scale.bits < 0x7E && decode(scale) < least;
+  return e4m3{static_cast<uint8_t>(scale.bits + (raised ? 1 : 0))};
 }
 
 /// The random bits of one tensor in one step.

@@ -252,7 +252,8 @@ FP8TRAIN_HD e4m3 store_block(const NewValues& call, int64_t at, int64_t count, f
   for (int64_t i = 0; i < count; ++i) {
     floors |= floored[i];
   }
-  const e4m3 scale = block_scale(float_of(largest_magnitude(values, count)), above, floors != 0);
+  const e4m3 scale = new_block_scale(float_of(largest_magnitude(values, count)), above, floors != 0,
+                                     random != nullptr);
   const float factor = two_level_factor(scale, above);
   uint8_t found[kBlockOfGroup] = {};
   for (int64_t i = 0; i < count; ++i) {

@@ -128,7 +128,7 @@ void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engin
   std::vector<StateTensor> entries = state_tensors(engine);
   // In the order of the files, which are then read once.
   std::ranges::stable_sort(entries, {}, [&](const StateTensor& entry) {
-    return saved.position(entry.name, entry.first);
+    return saved.position(entry.name, saved_box(entry.tensor, {.element = entry.first}).element);
   });
   for (const StateTensor& entry : entries) {
     load_state(engine.device(), saved, entry);
@@ -142,9 +142,8 @@ void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engin
 void convert_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine) {
   const SavedState saved(checkpoint);
   const std::vector<StateTensor> all = state_tensors(engine);
-  const auto converted = [&](const StateTensor& entry) {
-    return stored_in(entry.tensor.format,
-                     read_values(saved, entry.name, entry.sharding, entry.used));
+  const auto values = [&](const StateTensor& entry) {
+    return read_values(saved, entry.name, entry.sharding, entry.used);
   };
   std::map<std::string, const StateTensor*> second_moments;  // by parameter
   for (const StateTensor& entry : all) {
@@ -156,13 +155,14 @@ void convert_optimizer_files(const std::filesystem::path& checkpoint, Engine& en
     if (entry.name.starts_with("value.") || entry.name.starts_with(kSecond)) {
       continue;  // has been rounded from the weights; comes with the first moment
     }
-    const HostStored first = converted(entry);
+    const HostStored first = stored_in(entry.tensor.format, values(entry));
     upload(engine.device(), first, entry);
     const auto twin = second_moments.find(entry.name.substr(entry.name.find('.') + 1));
     if (twin != second_moments.end()) {
-      HostStored second = converted(*twin->second);
+      const std::vector<float> exact = values(*twin->second);
+      HostStored second = stored_in(twin->second->tensor.format, exact);
       if (!second.scales.empty()) {
-        floor_second_moment(values_of(first), second);
+        floor_second_moment(values_of(first), exact, second);
       }
       upload(engine.device(), second, *twin->second);
     }

@@ -14,6 +14,14 @@
 #include "train/checkpoint/value_checks.h"
 
 namespace fp8train {
+namespace {
+
+/// Words an element type of the files.
+std::string_view words_of(DType type) {
+  return type == DType::u8 ? "four-bit codes (e2m1)" : name_of(type);
+}
+
+}  // namespace
 
 SavedState::SavedState(const std::filesystem::path& checkpoint)
     : checkpoint_(checkpoint), manifest_(verify_checkpoint(checkpoint, Verify::sizes)) {
@@ -76,8 +84,8 @@ int64_t SavedState::read_overlap(const std::string& name, const Range& saved,
       throw OtherRunError(fmt::format(
           "{}: '{}' is stored as {}, and this run stores it as {}; to continue that run, change "
           "its format back (precision in the configuration)",
-          checkpoint_.string(), name, type.dtype ? name_of(*type.dtype) : type.name,
-          name_of(dtype)));
+          checkpoint_.string(), name, type.dtype ? words_of(*type.dtype) : type.name,
+          words_of(dtype)));
     }
     const auto elements = static_cast<size_t>(std::min(end, row + columns) - begin);
     files_[saved.file]->read(*saved.entry, static_cast<uint64_t>(done + begin - row) * size,
@@ -191,16 +199,32 @@ HostStored stored_in(const TensorFormat& format, const std::vector<float>& value
 
 namespace {
 
-/// floor_second_moment() of codes under scales of blocks.
-void floor_blocks(const std::vector<float>& first, HostStored& second) {
-  for (size_t i = 0; i < first.size(); ++i) {
-    const auto shift = static_cast<unsigned>(4 * (i % 2));
-    uint8_t& pair = second.codes[i / 2];
-    if (first[i] != 0.0F) {
-      pair |= static_cast<uint8_t>((pair >> shift & 7U) == 0 ? 1U << shift : 0U);
-      GroupScales& group = second.tensor.scales.as<GroupScales>()[i / kStoredBlock.columns];
-      e4m3& block = group.blocks[i % kStoredBlock.columns / kBlockOfGroup];
-      block = floor_code(block, true);
+/// floor_second_moment() of codes under scales of blocks. A block that needs a floor under a scale
+/// of 0 gets the smallest scale, and its codes are made anew under that.
+void floor_blocks(const std::vector<float>& first, const std::vector<float>& values,
+                  HostStored& second) {
+  const auto count = std::ssize(values);
+  for (int64_t begin = 0; begin < count; begin += kBlockOfGroup) {
+    const int64_t end = std::min(begin + kBlockOfGroup, count);
+    if (std::all_of(&first[begin], &first[begin] + (end - begin), [](float m) { return m == 0; })) {
+      continue;
+    }
+    const int64_t group = begin / kStoredBlock.columns * kStoredBlock.columns;
+    GroupScales& scales = second.tensor.scales.as<GroupScales>()[group / kStoredBlock.columns];
+    e4m3& block = scales.blocks[(begin - group) / kBlockOfGroup];
+    const bool vanished = is_zero_code(block);
+    block = floor_code(block, true);
+    const float* const of_group = &values[group];
+    const float amax =
+        *std::max_element(of_group, of_group + std::min(kStoredBlock.columns, count - group));
+    const float factor = two_level_factor(block, two_level_scale(amax));
+    for (int64_t i = begin; i < end; ++i) {
+      uint8_t& pair = second.codes[i / 2];
+      const auto shift = static_cast<unsigned>(4 * (i % 2));
+      const e2m1 old = {static_cast<uint8_t>(pair >> shift & 0xFU)};
+      const e2m1 code = vanished ? encode<e2m1>(values[i] * factor) : old;
+      const unsigned bits = two_level_code(code, first[i] != 0);
+      pair = static_cast<uint8_t>((pair & ~(0xFU << shift)) | bits << shift);
     }
   }
 }
@@ -227,9 +251,10 @@ void decode_to_host(Device& device, const Encoded& tensor, float* to) {
   ops::read_stored(Communicator::host_stream(), host.tensor, {to, DType::f32, {tensor.count()}});
 }
 
-void floor_second_moment(const std::vector<float>& first, HostStored& second) {
+void floor_second_moment(const std::vector<float>& first, const std::vector<float>& values,
+                         HostStored& second) {
   if (codec_of(second.tensor.format) == Codec::two_level) {
-    return floor_blocks(first, second);
+    return floor_blocks(first, values, second);
   }
   const size_t size = size_of(second.tensor.format.dtype);
   for (size_t i = 0; i < first.size(); ++i) {

@@ -39,7 +39,8 @@ class SavedState {
   /// are missing or none that training can have left, OtherRunError where they are of another type.
   std::vector<uint8_t> read(const std::string& name, DType dtype, const StateBox& box) const;
 
-  /// Returns where the part of it with this element begins: file and byte.
+  /// Returns where the part of it with this element begins: file and byte. Elements are those of
+  /// the files, which have codes of four bits in pairs.
   std::pair<size_t, uint64_t> position(const std::string& name, int64_t first) const;
 
   /// Throws CheckpointError where a file of which something has been read is not the manifest's, if
@@ -90,7 +91,9 @@ void upload(Device& device, const HostStored& from, const Encoded& to);
 void decode_to_host(Device& device, const Encoded& tensor, float* to);
 
 /// Raises encoded second moments that are 0 where the first moment is not 0, as AdamW does if
-/// second moments have scales (ops/optimizer/optimizer.h). `second` has scales.
-void floor_second_moment(const std::vector<float>& first, HostStored& second);
+/// second moments have scales (ops/optimizer/optimizer.h). `second` has scales, and was made from
+/// `values`.
+void floor_second_moment(const std::vector<float>& first, const std::vector<float>& values,
+                         HostStored& second);
 
 }  // namespace fp8train

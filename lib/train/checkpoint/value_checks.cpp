@@ -81,9 +81,16 @@ std::string impossible_state(const std::string& name, const void* values, DType 
                          name.find(".scale") == std::string::npos && !name.ends_with(".factor");
   const int64_t bad =
       first_impossible(values, type, count, is_signed ? Signs::any : Signs::not_negative);
-  return bad == count ? ""
-                      : fmt::format("{}[{}] is {}", name, first + bad,
-                                    is_signed ? "NaN or infinite" : "NaN, infinite or negative");
+  if (bad == count) {
+    return "";
+  }
+  int64_t element = first + bad;
+  if (type == DType::u8) {  // a pair of codes, the first of them in the lower half
+    const bool lower = (static_cast<const uint8_t*>(values)[bad] & 8U) != 0;
+    element = 2 * element + (lower ? 0 : 1);
+  }
+  return fmt::format("{}[{}] is {}", name, element,
+                     is_signed ? "NaN or infinite" : "NaN, infinite or negative");
 }
 
 }  // namespace fp8train

@@ -17,7 +17,8 @@ int64_t first_impossible(const void* values, DType type, int64_t count, Signs si
 
 /// Returns "moment2.head.weight[7] is NaN, infinite or negative" for the first such value of the
 /// tensor `name` of an optimizer's file, or an empty text. Second moments, scales and factors are
-/// never negative. `first`: the index of values[0].
+/// never negative. `first`: the index of values[0]. Codes of four bits are u8, in pairs; the text
+/// has the index of one of them.
 std::string impossible_state(const std::string& name, const void* values, DType type, int64_t count,
                              int64_t first = 0);
 
