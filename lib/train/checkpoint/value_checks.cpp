@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "base/math.h"
+#include "numeric/convert.h"
 #include "numeric/with_type.h"
 
 namespace fp8train {
@@ -14,12 +15,11 @@ namespace {
 
 /// The largest encoding of a finite number without its sign.
 template <typename T>
-constexpr uint32_t kLargestFinite = std::is_same_v<T, float>  ? 0x7f7fffffU
-                                    : std::is_same_v<T, bf16> ? 0x7f7fU
-                                    : std::is_same_v<T, f16>  ? 0x7bffU
-                                    : std::is_same_v<T, e4m3> ? 0x7eU
-                                                              : 0x7bU;
-static_assert(StoredTypes::count == 5 && StoredTypes::has(DType::e5m2));
+constexpr uint32_t kLargestFinite = FormatLayout<T>::kMaxCode;
+template <>
+constexpr uint32_t kLargestFinite<float> = 0x7f7fffffU;
+template <>
+constexpr uint32_t kLargestFinite<bf16> = 0x7f7fU;
 
 template <typename T>
 struct Possible {
