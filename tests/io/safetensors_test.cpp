@@ -183,7 +183,7 @@ TEST_CASE("every rule of the header is enforced") {
   CHECK_THAT(refusal("{} x", 0), Contains("not JSON"));
   CHECK_THAT(refusal(std::string("{}\0garbage", 10), 0), Contains("NUL"));
   CHECK_THAT(refusal("{\"\xFF\":1}", 0), Contains("not JSON"));
-  CHECK_THAT(refusal(R"({"w":1})", 0), Contains("the number 1"));
+  CHECK_THAT(refusal(R"({"w":1})", 0), Contains("does not belong"));
   CHECK_THAT(refusal(R"({"w":null})", 0), Contains("null"));
   CHECK_THAT(refusal(R"({"w":[]})", 0), Contains("array"));
   CHECK_THAT(refusal(R"({"w":true})", 0), Contains("boolean"));
@@ -211,7 +211,7 @@ TEST_CASE("every rule of the header is enforced") {
   CHECK_THAT(one(R"("dtype":"F32","shape":2,"data_offsets":[0,8])"), Contains("number 2"));
   CHECK_THAT(one(R"("dtype":["F32"],"shape":[2],"data_offsets":[0,8])"), Contains("array"));
   CHECK_THAT(one(R"("dtype":"F32","shape":[2],"data_offsets":[0])"), Contains("two numbers"));
-  CHECK_THAT(one(R"("dtype":"F32","shape":[2],"data_offsets":[0,8,9])"), Contains("more than 2"));
+  CHECK_THAT(one(R"("dtype":"F32","shape":[2],"data_offsets":[0,8,9])"), Contains("number 9"));
   CHECK_THAT(one(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"), Contains("[8, 0)"));
   CHECK_THAT(one(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])"), Contains("96 bits"));
   CHECK_THAT(one(R"("dtype":"F4","shape":[15],"data_offsets":[0,8])"), Contains("60 bits"));
@@ -222,7 +222,7 @@ TEST_CASE("every rule of the header is enforced") {
   CHECK_THAT(one(R"("dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,8])"),
              Contains("too large"));
   CHECK_THAT(one(R"("dtype":"F32","shape":[99999999999999999999],"data_offsets":[0,8])"),
-             Contains("1e+20"));
+             Contains("99999999999999999999"));
   CHECK_THAT(one(R"("dtype":"F32","shape":[2],"data_offsets":[1,9])", 9), Contains("hole"));
   CHECK_THAT(one(kEight, 9), Contains("9 bytes of data"));
   CHECK_THAT(refusal(object(tensor("a", kEight) + "," +
@@ -237,7 +237,7 @@ TEST_CASE("every rule of the header is enforced") {
   std::string ranks = "1";
   for (int i = 0; i < 64; ++i) ranks += ",1";
   CHECK_THAT(one(R"("dtype":"F32","shape":[)" + ranks + R"(],"data_offsets":[0,4])", 4),
-             Contains("more than 64"));
+             Contains("dimensions"));
 }
 
 }  // namespace

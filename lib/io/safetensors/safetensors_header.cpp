@@ -3,16 +3,15 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
-#include <tuple>
-#include <utility>
+#include <unordered_set>
 
 #include "base/error.h"
-#include "base/json_reader.h"
+#include "base/json_error.h"
 #include "io/safetensors/safetensors.h"
-#include "io/strict_json.h"
 
 namespace fp8train {
 namespace {
@@ -34,69 +33,147 @@ static_assert(std::ranges::all_of(kDTypes, [](const DTypeFacts& facts) {
   return !is_written || !facts.safetensors.empty();
 }));
 
-/// Returns a short text of a value for messages.
-std::string shown(const nlohmann::json& value) {
-  if (value.is_number()) return "the number " + value.dump();
-  return fmt::format("a value of type {}", value.type_name());
-}
-
-/// Reads one tensor: {dtype, shape: [..], data_offsets: [begin, end]}.
-class EntryReader {
+/// Follows the parser's events through the only shape a header can have: {name: {dtype, shape:
+/// [..], data_offsets: [b, e]}, ...}. A tree of the document is never built, and duplicate keys,
+/// which a tree would hide, are seen.
+class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
-  EntryReader(const std::string& name, const nlohmann::json& fields, const std::string& where)
-      : fields_(fields), where_(where), entry_({.name = name}) {}
+  HeaderReader(SafetensorsHeader& header, const std::string& where)
+      : header_(header), where_(where) {}
 
-  SafetensorsEntry read() {
-    if (!fields_.is_object()) fail(shown(fields_) + " is not the description of a tensor");
-    for (const auto& [field, value] : fields_.items()) {
-      if (field != "dtype" && field != "shape" && field != "data_offsets") {
-        fail(fmt::format("unknown field '{}'", field));
+  bool null() override { return unexpected("null"); }
+  bool boolean(bool /*value*/) override { return unexpected("a boolean"); }
+  bool number_integer(number_integer_t value) override {
+    return unexpected(fmt::format("the negative number {}", value));
+  }
+  bool number_float(number_float_t /*value*/, const string_t& text) override {
+    return unexpected("the number " + text);
+  }
+  bool binary(binary_t& /*value*/) override { return unexpected("binary data"); }
+
+  bool number_unsigned(number_unsigned_t value) override {
+    if (state_ == State::shape) {
+      if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+        fail(fmt::format("the extent {} is too large", value));
       }
+      if (entry_.shape.size() == kMaxRank) {
+        fail(fmt::format("more than {} dimensions", kMaxRank));
+      }
+      entry_.shape.push_back(static_cast<int64_t>(value));
+      return true;
     }
-    read_type();
-    for (const uint64_t extent : numbers("shape", kMaxRank)) {
-      if (!std::in_range<int64_t>(extent)) fail(fmt::format("the extent {} is too large", extent));
-      entry_.shape.push_back(static_cast<int64_t>(extent));
+    if (state_ == State::offsets && offsets_ < 2) {
+      (offsets_ == 0 ? entry_.begin : entry_.end) = value;
+      ++offsets_;
+      return true;
     }
-    const std::vector<uint64_t> offsets = numbers("data_offsets", 2);
-    if (offsets.size() != 2) fail("data_offsets needs two numbers");
-    entry_.begin = offsets[0];
-    entry_.end = offsets[1];
-    check_size();
-    return std::move(entry_);
+    return unexpected(fmt::format("the number {}", value));
+  }
+
+  bool string(string_t& value) override {
+    if (state_ == State::metadata) {
+      header_.metadata[key_] = value;
+      return true;
+    }
+    if (state_ == State::entry && key_ == "dtype") {
+      const std::optional<SafetensorsType> type = safetensors_type(value);
+      if (!type) {
+        fail(fmt::format("unknown dtype '{}'", value));
+      }
+      entry_.type = *type;
+      return true;
+    }
+    return unexpected("a string");
+  }
+
+  bool start_object(std::size_t /*elements*/) override {
+    if (state_ == State::outside) {
+      state_ = State::root;
+    } else if (state_ == State::root && key_ == kMetadata) {
+      state_ = State::metadata;
+    } else if (state_ == State::root) {
+      state_ = State::entry;
+      entry_ = {};
+      entry_.name = key_;
+      offsets_ = 0;
+    } else {
+      return unexpected("an object");
+    }
+    fields_.clear();
+    return true;
+  }
+
+  bool key(string_t& value) override {
+    auto& seen = state_ == State::root ? names_ : fields_;
+    if (!seen.insert(value).second) {
+      fail(fmt::format("the key '{}' appears twice", value));
+    }
+    if (state_ == State::root && value.size() > kMaxNameBytes) {
+      fail(fmt::format("a tensor name of {} bytes; at most {} are accepted", value.size(),
+                       kMaxNameBytes));
+    }
+    if (state_ == State::entry && value != "dtype" && value != "shape" && value != "data_offsets") {
+      fail(fmt::format("unknown field '{}'", value));
+    }
+    key_ = value;
+    return true;
+  }
+
+  bool end_object() override {
+    if (state_ == State::entry) {
+      finish_entry();
+      state_ = State::root;
+    } else {
+      state_ = state_ == State::metadata ? State::root : State::outside;
+    }
+    return true;
+  }
+
+  bool start_array(std::size_t /*elements*/) override {
+    if (state_ == State::entry && key_ == "shape") {
+      state_ = State::shape;
+    } else if (state_ == State::entry && key_ == "data_offsets") {
+      state_ = State::offsets;
+    } else {
+      return unexpected("an array");
+    }
+    return true;
+  }
+
+  bool end_array() override {
+    if (state_ == State::offsets && offsets_ != 2) {
+      fail("data_offsets needs two numbers");
+    }
+    state_ = State::entry;
+    return true;
+  }
+
+  bool parse_error(std::size_t position, const std::string& /*token*/,
+                   const nlohmann::json::exception& error) override {
+    throw CheckpointError(
+        fmt::format("{}: header byte {}: not JSON: {}", where_, position, plain_json_error(error)));
   }
 
  private:
+  enum class State { outside, root, metadata, entry, shape, offsets };
+
   [[noreturn]] void fail(const std::string& what) const {
-    throw CheckpointError(fmt::format("{}: tensor '{}': {}", where_, entry_.name, what));
+    const bool in_entry =
+        state_ == State::entry || state_ == State::shape || state_ == State::offsets;
+    throw CheckpointError(fmt::format(
+        "{}: {}{}", where_, in_entry ? "tensor '" + entry_.name + "': " : "header: ", what));
   }
 
-  const nlohmann::json& at(const char* field) const {
-    if (!fields_.contains(field)) fail(fmt::format("the field '{}' is missing", field));
-    return fields_[field];
+  bool unexpected(const std::string& what) const {
+    fail(fmt::format("{} where it does not belong (after key '{}')", what, key_));
   }
 
-  void read_type() {
-    const nlohmann::json& name = at("dtype");
-    if (!name.is_string()) fail("dtype is " + shown(name));
-    const std::optional<SafetensorsType> type = safetensors_type(name.get<std::string_view>());
-    if (!type) fail(fmt::format("unknown dtype '{}'", name.get<std::string_view>()));
-    entry_.type = *type;
-  }
-
-  std::vector<uint64_t> numbers(const char* field, size_t most) const {
-    const nlohmann::json& list = at(field);
-    if (!list.is_array()) fail(fmt::format("{} is {}", field, shown(list)));
-    if (list.size() > most) fail(fmt::format("{} has more than {} numbers", field, most));
-    std::vector<uint64_t> result;
-    for (const nlohmann::json& value : list) {
-      if (!value.is_number_unsigned()) fail(fmt::format("{} has {}", field, shown(value)));
-      result.push_back(value.get<uint64_t>());
+  void finish_entry() {
+    for (const char* field : {"dtype", "shape", "data_offsets"}) {
+      if (!fields_.contains(field)) {
+        fail(fmt::format("the field '{}' is missing", field));
+      }
     }
-    return result;
-  }
-
-  void check_size() const {
     auto bits = static_cast<uint64_t>(entry_.type.bits);
     for (const int64_t extent : entry_.shape) {
       if (__builtin_mul_overflow(bits, static_cast<uint64_t>(extent), &bits)) {
@@ -107,28 +184,21 @@ class EntryReader {
       fail(fmt::format("its shape of {} bits does not fill bytes [{}, {})", bits, entry_.begin,
                        entry_.end));
     }
-  }
-
-  const nlohmann::json& fields_;
-  const std::string& where_;
-  SafetensorsEntry entry_;
-};
-
-std::map<std::string, std::string> read_metadata(const nlohmann::json& table,
-                                                 const std::string& where) {
-  if (!table.is_object()) {
-    throw CheckpointError(fmt::format("{}: header: {} is {}", where, kMetadata, shown(table)));
-  }
-  std::map<std::string, std::string> metadata;
-  for (const auto& [key, value] : table.items()) {
-    if (!value.is_string()) {
-      throw CheckpointError(
-          fmt::format("{}: header: '{}' of {} is {}", where, key, kMetadata, shown(value)));
+    if (header_.entries.size() == kMaxTensors) {
+      fail(fmt::format("more than {} tensors", kMaxTensors));
     }
-    metadata.emplace(key, value.get<std::string>());
+    header_.entries.push_back(std::move(entry_));
   }
-  return metadata;
-}
+
+  SafetensorsHeader& header_;
+  const std::string& where_;
+  State state_ = State::outside;
+  std::string key_;
+  std::unordered_set<std::string> names_;
+  std::unordered_set<std::string> fields_;
+  SafetensorsEntry entry_;
+  int offsets_ = 0;
+};
 
 void check_coverage(SafetensorsHeader& header, uint64_t data_bytes, const std::string& where) {
   std::sort(header.entries.begin(), header.entries.end(),
@@ -180,24 +250,13 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_
     throw CheckpointError(where +
                           ": the header does not begin with '{'; this is not a safetensors file");
   }
-  const nlohmann::json document =
-      detail::as_checkpoint_error([&] { return parse_json(json, where + ": header"); });
-  if (document.size() > kMaxTensors) {
-    throw CheckpointError(fmt::format("{}: header: more than {} tensors", where, kMaxTensors));
+  // The parser takes a NUL for the end of its input, and would ignore what follows.
+  if (json.find('\0') != std::string_view::npos) {
+    throw CheckpointError(where + ": the header holds a NUL byte");
   }
   SafetensorsHeader header;
-  for (const auto& [name, value] : document.items()) {
-    if (name.size() > kMaxNameBytes) {
-      throw CheckpointError(
-          fmt::format("{}: header: a tensor name of {} bytes; at most {} are accepted", where,
-                      name.size(), kMaxNameBytes));
-    }
-    if (name == kMetadata) {
-      header.metadata = read_metadata(value, where);
-    } else {
-      header.entries.push_back(EntryReader(name, value, where).read());
-    }
-  }
+  HeaderReader reader(header, where);
+  nlohmann::json::sax_parse(json, &reader);
   check_coverage(header, data_bytes, where);
   return header;
 }
