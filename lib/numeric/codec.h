@@ -104,7 +104,7 @@ struct GroupScales {
 };
 static_assert(sizeof(GroupScales) == 3 * sizeof(float));
 
-/// The scale of a block under that of its group (two_level_scale). Not 0 where an element is
+/// The scale of a block under that of its group (two_level_scale). It is not 0 where an element is
 /// `floored`, since 0 would be all that is read.
 FP8TRAIN_HD e4m3 block_scale(float amax, float group_scale, bool floored) {
   const e4m3 scale = two_level_block_scale(amax, group_scale);

@@ -109,7 +109,7 @@ void pack_operand(Stream stream, const GemmOperand& b, View packed);
 void tune_gemms(Device& device, const std::string& folder);
 
 /// The type and instructions of a cpu GEMM of this operand type on this machine: "bf16 (amx)",
-/// "bf16 (avx512_bf16)", "fp32 (avx512)", ...
+/// "bf16 (avx512_bf16)", "int8 (avx512_vnni)", "fp32 (avx512)", ...
 const char* cpu_gemm_engine(DType operand);
 
 /// Bytes that cpu GEMMs hold in workspaces, over all threads; no device's ledger counts them.

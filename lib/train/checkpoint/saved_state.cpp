@@ -203,20 +203,20 @@ namespace {
 /// of 0 gets the smallest scale, and its codes are made anew under that.
 void floor_blocks(const std::vector<float>& first, const std::vector<float>& values,
                   HostStored& second) {
-  const auto count = std::ssize(values);
+  constexpr int64_t kGroup = kStoredBlock.columns;
+  const auto count = static_cast<int64_t>(values.size());
   for (int64_t begin = 0; begin < count; begin += kBlockOfGroup) {
-    const int64_t end = std::min(begin + kBlockOfGroup, count);
+    const int64_t end = std::min<int64_t>(begin + kBlockOfGroup, count);
     if (std::all_of(&first[begin], &first[begin] + (end - begin), [](float m) { return m == 0; })) {
       continue;
     }
-    const int64_t group = begin / kStoredBlock.columns * kStoredBlock.columns;
-    GroupScales& scales = second.tensor.scales.as<GroupScales>()[group / kStoredBlock.columns];
+    const int64_t group = begin / kGroup * kGroup;
+    GroupScales& scales = second.tensor.scales.as<GroupScales>()[group / kGroup];
     e4m3& block = scales.blocks[(begin - group) / kBlockOfGroup];
     const bool vanished = is_zero_code(block);
     block = floor_code(block, true);
     const float* const of_group = &values[group];
-    const float amax =
-        *std::max_element(of_group, of_group + std::min(kStoredBlock.columns, count - group));
+    const float amax = *std::max_element(of_group, of_group + std::min(kGroup, count - group));
     const float factor = two_level_factor(block, two_level_scale(amax));
     for (int64_t i = begin; i < end; ++i) {
       uint8_t& pair = second.codes[i / 2];
