@@ -142,8 +142,10 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   try {
     make_engine(!delayed || has_scaling(folder));
   } catch (const OtherScales&) {
-    log_warning(fmt::format("{}: its scales are of a plan with other histories than {}: not read",
-                            folder.string(), request.plan));
+    log_warning(
+        fmt::format("{}: its scales are of other layers or histories than those of {}: not "
+                    "read",
+                    folder.string(), request.plan));
     make_engine(false);
   }
   opened.engine->reserve(plan_weights(settings, opened.device->traits()));

@@ -46,8 +46,8 @@ struct CheckpointModel : CheckpointFacts {
 
   std::unique_ptr<Device> device;
   std::unique_ptr<Engine> engine;
-  /// False: a plan with delayed scaling whose scales the folder does not hold, or holds with other
-  /// histories.
+  /// False: a plan with delayed scaling whose scales the folder does not hold, or holds for
+  /// other layers or histories.
   bool has_scales = true;
 };
 

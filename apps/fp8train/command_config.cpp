@@ -280,7 +280,7 @@ int run_wizard(const WizardOptions& options) {
   }
   install_stop_handlers(WaitingCalls::end);  // Ctrl-C ends the reading of a line
   try {
-    result = talk(std::cin, std::cout, hooks, style, options.output);
+    result = ask_settings(std::cin, std::cout, hooks, style, options.output);
   } catch (const InputEnded& ended) {
     const int signal = stop_signal();
     print_fitted(stderr, "{}: nothing was written\n", signal == 0 ? ended.what() : "stopped");

@@ -47,7 +47,7 @@ std::string cpu_level() {
 
 std::string set_variables() {
   std::vector<Variable> all = variables_with_choices();
-  all.push_back({kSettings, {}});
+  all.insert(all.end(), {{kSettings, {}}, {"FP8TRAIN_CACHE_DIR", {}}});
   std::vector<std::string> set;
   for (const Variable& variable : all) {
     if (const char* const value = std::getenv(variable.name)) {

@@ -315,7 +315,16 @@ void check_assignments(const std::string& assignments, const ForeignKeysMaker& f
   request.env = assignments;
   Loading part(foreign_keys);
   part.add_sources(request);
-  part.read_values(false);
+  for (const auto& [position, key] : part.given.all()) {
+    Settings any;  // of another source of the run: those in which the key has a meaning
+    for (const RopeType type :
+         {RopeType::linear, RopeType::dynamic, RopeType::llama3, RopeType::yarn}) {
+      if (key.field->applies && !key.field->applies(any)) {
+        any.model.config.rope_scaling = default_rope_scaling(type);
+      }
+    }
+    key.field->read(any, FieldValue(key.node, key.spelled, key.mark, part.problems));
+  }
   part.problems.raise();
 }
 

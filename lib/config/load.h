@@ -32,8 +32,9 @@ struct LoadRequest {
 /// in Settings::notes reports that (config/yaml/given_keys.h).
 Settings load_settings(const LoadRequest& request);
 
-/// Reads the assignments of FP8TRAIN_SET alone. Throws ConfigError as load_settings does for keys
-/// and values that it refuses with any file.
+/// Reads the assignments of FP8TRAIN_SET alone. Throws ConfigError as load_settings does for wrong
+/// syntax, unknown keys and values that a key never has; whether keys fit together depends on the
+/// files.
 void check_assignments(const std::string& assignments,
                        const ForeignKeysMaker& foreign_keys = nullptr);
 

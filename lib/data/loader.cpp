@@ -13,8 +13,8 @@
 
 namespace fp8train {
 
-/// Makes the batches from one position on, in order, into a bounded queue. An error travels through
-/// it in the place of its batch. Destruction stops and joins.
+/// Makes the batches from one position on, in order, into a bounded queue. Ends after the first
+/// error, which travels through the queue as its batch. Destruction stops and joins.
 class Loader::Prefetcher {
  public:
   Prefetcher(Loader& loader, uint64_t position)
@@ -34,7 +34,12 @@ class Loader::Prefetcher {
  private:
   void run(uint64_t position, const std::stop_token& stop) {
     for (; !stop.stop_requested(); position += loader_.samples_per_batch()) {
-      std::packaged_task<Batch()> make([&] { return loader_.make_batch(position); });
+      bool failed = true;
+      std::packaged_task<Batch()> make([&] {
+        Batch batch = loader_.make_batch(position);
+        failed = false;
+        return batch;
+      });
       make();
       std::unique_lock lock(mutex_);
       const bool has_space =
@@ -43,6 +48,7 @@ class Loader::Prefetcher {
       queue_.push_back(make.get_future());
       lock.unlock();
       changed_.notify_all();
+      if (failed) return;
     }
   }
 

@@ -39,6 +39,9 @@ auto extend_timeout(Communicator& comm) {
 std::string differences(const RunFacts& of_first, const RunFacts& other) {
   constexpr size_t kShown = 8;
   std::vector<std::string> found = changed_settings(of_first.settings, other.settings, true);
+  if (found.empty() && of_first.settings != other.settings) {
+    found.emplace_back("the text of the configuration");
+  }
   for (const auto& [name, first, second] :
        {std::tuple("version of the program", &of_first.version, &other.version),
         {"tokens of data.train", &of_first.data, &other.data}}) {
@@ -55,16 +58,13 @@ std::string differences(const RunFacts& of_first, const RunFacts& other) {
                      more > 0 ? fmt::format("; and {} more", more) : "");
 }
 
-/// Returns the texts of two ranks. Collective.
-std::pair<std::string, std::string> texts_of(Communicator& comm, const std::string& mine,
-                                             size_t one, size_t other) {
-  const std::vector<size_t> sizes = comm.all_gather_values(mine.size());
-  const size_t longest = *std::ranges::max_element(sizes);
-  std::string padded = mine;
-  padded.resize(longest);
-  std::string all(longest * sizes.size(), '\0');
-  comm.all_gather(Communicator::host_stream(), padded.data(), all.data(), longest).wait();
-  return {all.substr(one * longest, sizes[one]), all.substr(other * longest, sizes[other])};
+/// Returns the text of rank `root`. Collective.
+std::string text_of_rank(Communicator& comm, const std::string& mine, int root) {
+  size_t size = mine.size();
+  comm.broadcast(Communicator::host_stream(), &size, sizeof(size), root).wait();
+  std::string text = comm.rank() == root ? mine : std::string(size, '\0');
+  comm.broadcast(Communicator::host_stream(), text.data(), size, root).wait();
+  return text;
 }
 
 RunFacts facts_in(const std::string& text) {
@@ -78,14 +78,15 @@ RunFacts facts_in(const std::string& text) {
 void agree_on_run(Communicator& comm, const RunFacts& mine) {
   constexpr std::string_view kEnd("\0", 1);
   const std::string text = fmt::format("{1}{0}{2}{0}{3}{0}{4}", kEnd, mine.settings, mine.version,
-                                       mine.data, mine.schedule);
+                                       mine.data, std::hash<std::string>{}(mine.schedule));
   const std::vector<size_t> all = comm.all_gather_values(std::hash<std::string>{}(text));
   const auto differs = std::ranges::find_if(all, [&](size_t hash) { return hash != all[0]; });
   if (differs == all.end()) {
     return;
   }
-  const auto rank = static_cast<size_t>(differs - all.begin());
-  const auto [of_first, other] = texts_of(comm, text, 0, rank);
+  const auto rank = static_cast<int>(differs - all.begin());
+  const std::string of_first = text_of_rank(comm, text, 0);
+  const std::string other = text_of_rank(comm, text, rank);
   throw ConfigError(fmt::format(
       "rank {0} was started with other settings, data or another version of the program than "
       "rank 0: all nodes must see the same files and the same environment; rank 0 -> rank {0}: {1}",

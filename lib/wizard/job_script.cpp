@@ -99,8 +99,9 @@ class Script {
 
   /// The configuration is no longer the first argument.
   void set_config(const std::string& path) {
-    const auto line = line_beginning("config=");
-    check(line + 1 != lines_.end() && line[1] == "shift", "a template shifts its configuration");
+    const auto line = line_with("config= before shift", [&](const std::string& text) {
+      return text.starts_with("config=") && &text != &lines_.back() && *(&text + 1) == "shift";
+    });
     *line = "config=" + shell_word(path);
     lines_.erase(line + 1);
   }

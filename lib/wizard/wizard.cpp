@@ -414,16 +414,18 @@ class Wizard {
 
 }  // namespace
 
-WizardResult talk(std::istream& in, std::ostream& out, const WizardHooks& hooks, WizardStyle style,
-                  const std::string& output) {
+WizardResult ask_settings(std::istream& in, std::ostream& out, const WizardHooks& hooks,
+                          WizardStyle style, const std::string& output) {
   return Wizard(in, out, hooks, style).talk(output);
 }
 
 WizardResult take_answers(const std::vector<Answer>& answers, const WizardHooks& hooks,
                           const std::string& source, const std::string& output) {
   std::istringstream nothing;
-  std::ostringstream unseen;
-  return Wizard(nothing, unseen, hooks, {}).take(answers, source, output);
+  std::ostringstream screen;
+  WizardResult result = Wizard(nothing, screen, hooks, {}).take(answers, source, output);
+  check(screen.str().empty(), "given answers ask nothing");
+  return result;
 }
 
 }  // namespace fp8train

@@ -62,8 +62,8 @@ struct WizardResult {
 
 /// One dialogue, from the first question to the names of the files: asks everything, shows it for
 /// review, and asks for the name of a file that is there already. Throws InputEnded.
-WizardResult talk(std::istream& in, std::ostream& out, const WizardHooks& hooks, WizardStyle style,
-                  const std::string& output);
+WizardResult ask_settings(std::istream& in, std::ostream& out, const WizardHooks& hooks,
+                          WizardStyle style, const std::string& output);
 
 /// Asks nothing: what `answers` leave out is as if Enter had been pressed. Throws ConfigError that
 /// names `source` where an answer is missing or contradicts the others.

@@ -63,6 +63,10 @@ TEST_CASE("a variable with a value that runs refuse is a problem") {
   CHECK(variables_with({"FP8TRAIN_SET=training.max_steps=4;optimizer.lr=1e-3"}).at("health") ==
         "ok");
   CHECK(variables_with({"FP8TRAIN_SET=parallelism.schedule_file=f"}).at("health") == "ok");
+  CHECK(variables_with({"FP8TRAIN_SET=model.rope_scaling.factor=16"}).at("health") == "ok");
+  CHECK(variables_with({"FP8TRAIN_SET=model.rope_scaling.factor=-1"}).at("health") == "problem");
+  CHECK_THAT(variables_with({"FP8TRAIN_CACHE_DIR=/tmp"}).at("text").get<std::string>(),
+             Catch::Contains("FP8TRAIN_CACHE_DIR=/tmp"));
   for (const char* wrong :
        {"FP8TRAIN_CPU_PACK=yes", "FP8TRAIN_CPU_GEMM=fp16", "FP8TRAIN_CPU_ISA=sse"}) {
     const json found = variables_with({wrong});

@@ -150,6 +150,9 @@ TEST_CASE("ranks that were started otherwise, or go on from elsewhere, do not st
   CHECK(disagreement(other) ==
         "threads: 1 -> 2; optimizer.lr: 1 -> 2; optimizer.beta: not set -> 0.5");
   other = first_facts;
+  other.settings += "# a comment\n";
+  CHECK(disagreement(other) == "the text of the configuration");
+  other = first_facts;
   other.schedule += "stage 1: F0 B0\n";
   CHECK(disagreement(other) == "the content of parallelism.schedule_file");
   other = first_facts;

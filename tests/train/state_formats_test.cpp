@@ -123,6 +123,15 @@ TEST_CASE("a role whose format differs is named with both formats, and no other"
   }
 }
 
+TEST_CASE("scaled tensors that are no list of texts are refused") {
+  for (const char* wrong : {"null", "\"a\"", R"({"k": "a"})", "[1]"}) {
+    CAPTURE(wrong);
+    nlohmann::json formats = saved(small_formats());
+    formats["scaled_tensors"] = nlohmann::json::parse(wrong);
+    CHECK_THROWS_AS(read_state_formats(formats), nlohmann::json::exception);
+  }
+}
+
 TEST_CASE("a weight counts where it is what the optimizer updates") {
   const OrderedJson before = small_formats();
   OrderedJson changed = before;

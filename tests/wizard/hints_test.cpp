@@ -26,7 +26,7 @@ Dialogue dialogue(const std::string& replies, const WizardHooks& hooks) {
   std::istringstream keyboard(replies + std::string(60, '\n'));
   std::ostringstream screen;
   Dialogue done;
-  done.result = talk(keyboard, screen, hooks, {}, "run.yaml");
+  done.result = ask_settings(keyboard, screen, hooks, {}, "run.yaml");
   done.screen = screen.str();
   return done;
 }

@@ -88,7 +88,7 @@ inline Talk talk(std::vector<Reply> replies, const WizardHooks& hooks = {},
   std::istream keyboard(&typist);
   Talk done;
   try {
-    done.result = fp8train::talk(keyboard, screen, hooks, style, "run.yaml");
+    done.result = ask_settings(keyboard, screen, hooks, style, "run.yaml");
   } catch (const InputEnded&) {
     done.ended = true;
   }

@@ -41,7 +41,9 @@ std::optional<IdType> integer_type(std::string_view descr) {
 }
 
 /// Returns {'descr': '<u2', 'fortran_order': False, 'shape': (3, 4), }, which is Python, as JSON.
+/// The bytes behind the last '}' are padding.
 std::string as_json(std::string text) {
+  text.resize(text.rfind('}') + 1);
   constexpr std::string_view kPython = "'()TF";
   constexpr std::string_view kJson = "\"[]tf";
   char* last = nullptr;  // the character before this one, spaces left out
@@ -55,10 +57,15 @@ std::string as_json(std::string text) {
 
 NpyArray read_header(const std::string& text, const std::string& file) {
   const std::string where = file + ": the header";
-  const nlohmann::json header = parse_json(as_json(text), where);
   const auto damaged = [&](std::string_view what) {
     return DataError(fmt::format("{} is damaged: {}", where, what));
   };
+  nlohmann::json header;
+  try {
+    header = parse_json(as_json(text), where);
+  } catch (const DataError&) {
+    throw damaged("it is not {'descr': ..., 'fortran_order': ..., 'shape': (...), }");
+  }
   if (header.size() != 3 || !header.contains("descr") || !header.contains("fortran_order") ||
       !header.contains("shape")) {
     throw damaged("its keys are not descr, fortran_order and shape");

@@ -1,6 +1,7 @@
 #include "train/checkpoint/scaling_file.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>
@@ -8,6 +9,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/error_prefix.h"
 #include "io/safetensors/tensor_source.h"
 #include "io/strict_json.h"
 #include "nn/moe_shape.h"
@@ -52,17 +54,24 @@ constexpr std::string_view kWindows = ".updates_left";
 struct RankScales {
   std::vector<ScalingState::SavedTensor> tensors;
   int saved_ranks = 1;
+  std::string other;  ///< says which tensor has another shape
 
   /// Adds those of a tensor, if the file has any of its name and as many.
   void read(const TensorSource& source, ScalingState::SavedTensor tensor, int rank) {
     const SafetensorsEntry* const entry = source.find(tensor.name);
     const int64_t count = tensor.shape.front();
-    if (entry == nullptr || entry->shape.empty() || entry->shape.back() != count) {
+    if (entry == nullptr) {
+      return;
+    }
+    const bool of_ranks = tensor.of_rank && entry->shape.size() == 2 && entry->shape.front() > 0;
+    if ((entry->shape.size() != 1 && !of_ranks) || entry->shape.back() != count) {
+      other = fmt::format("tensor '{}' has shape [{}], expected [{}{}]", tensor.name,
+                          fmt::join(entry->shape, ", "), tensor.of_rank ? "ranks, " : "", count);
       return;
     }
     std::vector<int64_t> shape = tensor.shape;
     int64_t first = 0;
-    if (tensor.of_rank && entry->shape.size() == 2 && entry->shape.front() > 0) {
+    if (of_ranks) {
       saved_ranks = static_cast<int>(entry->shape.front());
       shape.insert(shape.begin(), saved_ranks);
       first = rank % saved_ranks * count;
@@ -182,6 +191,11 @@ std::vector<std::string> load_scaling(const std::filesystem::path& folder, Scali
     if (manifest != nullptr) {
       require_hash(folder, *manifest, name, source.files().front().hash());
     }
+    if (!found.other.empty()) {
+      throw OtherScales(fmt::format(
+          "{}: {}; resume with the plan it was saved with, or start from its weights (model.from)",
+          (folder / name).string(), found.other));
+    }
   }
   std::optional<int64_t> steps;
   for (ScalingState::SavedTensor& tensor : tensors) {
@@ -200,7 +214,7 @@ std::vector<std::string> load_scaling(const std::filesystem::path& folder, Scali
                     "of {} takes those of rank r mod {}",
                     found.saved_ranks, ranks, found.saved_ranks));
   }
-  scaling.load(found.tensors);
+  with_prefix<OtherScales>(folder.string() + ": ", [&] { scaling.load(found.tensors); });
   return notes;
 }
 
