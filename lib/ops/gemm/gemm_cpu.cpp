@@ -140,7 +140,8 @@ constexpr int64_t kPackedPlainRows = 256;
 /// that oneDNN copies into its blocks. Bits are the same.
 bool packs_in_call(const Gemm& call, ProductKey key) {
   if (key.packed || key.operands != memory::data_type::f32 || key.m < kPackedRows ||
-      (call.b.matrix().dtype == DType::f32 && (key.b_transposed || key.m < kPackedPlainRows))) {
+      (call.b.matrix().dtype == DType::f32 && (key.b_transposed || key.m < kPackedPlainRows)) ||
+      packed_layout(key.k, key.n, key.operands) == nullptr) {
     return false;
   }
   key.packed = true;
