@@ -93,7 +93,7 @@ struct Repeated {
 /// are run, whatever their number, and one more for each further stage of a pipeline. The last two
 /// of these begin a forward and a backward pass apart. Interleaved schedules repeat themselves
 /// after as many micro-batches as there are stages, once twice as many have begun. Of others
-/// RankDryRun runs three, one after another, or in stage 3 of ZeRO all.
+/// RankDryRun runs three, one after another; all in stage 3 of ZeRO and for several chunks.
 Repeated repeated_part(const EngineSettings& settings) {
   const ParallelLayout& layout = settings.strategy.layout;
   if (layout.pipeline > 1 && !layout.is_periodic()) {

@@ -280,19 +280,19 @@ TEST_CASE("a product has the same bits with a packed operand", "[gemm]") {
   }
 }
 
-TEST_CASE("a product that packs b has the bits of its rows, which do not", "[gemm]") {
-  for (const auto& [n, transposed] : {std::pair{40, false}, {1000, true}, {3072, false}}) {
+TEST_CASE("a product that packs b has the bits of products of a few rows", "[gemm]") {
+  for (const auto& [n, k] : {std::pair{40, 3000}, {1000, 130}, {3072, 64}}) {
     for (const auto& [a_type, b_type] : operand_types()) {
-      Operands whole({256, n, 130, a_type, b_type, DType::f32, false, transposed});
-      Operands parts = whole;
-      ops::gemm(cpu_stream(), whole.call());
+      Operands all({256, n, k, a_type, b_type, DType::f32, false, n == 1000});
+      Operands few = all;
+      ops::gemm(cpu_stream(), all.call());
       for (int64_t row = 0; row < 256; row += 64) {
-        ops::Gemm call = parts.call();
+        ops::Gemm call = few.call();
         call.a = rows_of(call.a.matrix(), row, 64);
         call.c = rows_of(call.c, row, 64);
         ops::gemm(cpu_stream(), call);
       }
-      CHECK(whole.c.bytes() == parts.c.bytes());
+      CHECK((!has_packed_products() || all.c.bytes() == few.c.bytes()));
     }
   }
 }

@@ -33,7 +33,7 @@ struct ProductKey {
   auto operator<=>(const ProductKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
-/// op(b) [k, n]; false where it should be packed and there is no layout for it.
+/// op(b) [k, n]; empty where it should be packed and there is no layout for it.
 memory::desc operand_b(const ProductKey& key) {
   if (!key.packed) {
     return stored_matrix(key.k, key.n, key.operands, key.b_transposed,
@@ -132,7 +132,7 @@ ProductKey key_of(const Gemm& call, DType type) {
           .threads = max_threads()};
 }
 
-/// Rows from which on one product pays for packing b; more where b is packed as it is stored.
+/// The least number of rows for which packing b for one product pays, and the same where b is fp32.
 constexpr int64_t kPackedRows = 128;
 constexpr int64_t kPackedPlainRows = 256;
 

@@ -58,7 +58,8 @@ dnnl::memory::desc stored_matrix(int64_t rows, int64_t columns, dnnl::memory::da
                                  bool transposed, int64_t stride);
 
 /// The description of c = a b with these attributes. If oneDNN has no implementation for it, throws
-/// dnnl::error, or with `may_be_empty` returns one that is false. For oneDNN 2 and 3.
+/// dnnl::error, or with `may_be_empty` returns one that is false. An empty matrix is an error. For
+/// oneDNN 2 and 3.
 dnnl::matmul::primitive_desc describe_product(const dnnl::memory::desc& a,
                                               const dnnl::memory::desc& b,
                                               const dnnl::memory::desc& c,

@@ -121,7 +121,8 @@ void pack_operand(Stream stream, const GemmOperand& b, View packed) {
 
 namespace {
 
-/// Where fp32 units multiply, packing twice the bytes saves a few percent of a step at most.
+/// Where fp32 units multiply, packing twice the bytes saves a few percent of a step at most; int8
+/// weights are packed slowly, and gain in products of few rows only.
 bool packs(const GemmOperand& b) {
   const char* const wanted = std::getenv("FP8TRAIN_CPU_PACK");
   if (wanted == nullptr) {
