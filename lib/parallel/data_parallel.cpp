@@ -51,12 +51,14 @@ std::vector<GradientBuckets::Bucket> cut_buckets(Communicator& comm, Communicato
   std::vector<GradientBuckets::Bucket> buckets;
   for (const StoredPool::Stretch& stretch : stretches) {
     const std::vector<size_t>& tensors = gradients.tensors_of(stretch.buffer);
-    const auto wire = static_cast<size_t>(gradients.wire_index(stretch.buffer));
+    const auto index = static_cast<size_t>(gradients.wire_index(stretch.buffer));
     const std::vector<size_t> members(tensors.begin() + static_cast<std::ptrdiff_t>(stretch.begin),
                                       tensors.begin() + static_cast<std::ptrdiff_t>(stretch.end));
     Communicator* const own =
         parameters.all()[members.front()]->of_experts() ? of_experts : nullptr;
     const Topology& topology = (own == nullptr ? comm : *own).topology();
+    // Not within the braces below: what they throw destroys members twice (GCC 12).
+    const GradientWire wire = gradient_wire(parameters.wires()[index], site.self_exact, topology);
     buckets.push_back({.parameters = members,
                        .gradients = {.gradients = gradients.flat(stretch),
                                      .tensors = gradients.begins_of(stretch),
@@ -64,7 +66,7 @@ std::vector<GradientBuckets::Bucket> cut_buckets(Communicator& comm, Communicato
                                      .automatic = parameters.controllers_of(members),
                                      .scale_ranks = own == nullptr ? site.scale_ranks() : nullptr,
                                      .result = parameters.exchanged_gradients(stretch)},
-                       .wire = gradient_wire(parameters.wires()[wire], site.self_exact, topology),
+                       .wire = wire,
                        .shard = {},
                        .queue = buckets.size() % kQueues + (own == nullptr ? 0 : kQueues),
                        .comm = own});

@@ -170,6 +170,9 @@ std::vector<GradientBuckets::Bucket> Zero::make_buckets() {
       Communicator* const own = segment.of_experts ? expert_comm() : nullptr;
       const size_t first_queue = ((is_end ? 2 : unit % 2) + (own == nullptr ? 0 : 3)) * widest;
       units_[unit].queues.push_back(first_queue + units_[unit].queues.size());
+      // As in data_parallel.cpp, not within the braces.
+      const GradientWire wire = gradient_wire(formats.gradient_wire, site().self_exact,
+                                              (own == nullptr ? comm() : *own).topology(), sharing);
       buckets.push_back(
           {.parameters = segment.parameters,
            .gradients = {.gradients = shards().whole_gradients(index),
@@ -179,8 +182,7 @@ std::vector<GradientBuckets::Bucket> Zero::make_buckets() {
                          .scale_ranks = own == nullptr ? site().scale_ranks() : nullptr,
                          .shard_ranks = sharing,
                          .adds = layout().adds_shards},
-           .wire = gradient_wire(formats.gradient_wire, site().self_exact,
-                                 (own == nullptr ? comm() : *own).topology(), sharing),
+           .wire = wire,
            .shard = shards().gradient_shard(index),
            .queue = units_[unit].queues.back(),
            .comm = own});

@@ -142,6 +142,16 @@ TEST_CASE("a model is enough for an estimate, and what does not fit has a remedy
              Contains("model.preset: missing"));
 }
 
+TEST_CASE("a gradient wire that does not cross between ranks is refused in all stages of ZeRO") {
+  const TempDir folder;
+  for (const char* stage : {"0", "1", "3"}) {
+    const Words words = estimate({"--world-size", "2", "precision.gradient_wire=fp16",
+                                  std::string("parallelism.zero_stage=") + stage});
+    CHECK_THAT(expect_code(2, folder.path(), words).err,
+               Contains("precision.gradient_wire: ") && Contains("does not cross between ranks"));
+  }
+}
+
 TEST_CASE("each stage needs less than the one before") {
   const TempDir folder;
   const auto total = [&](int stage, const char* label) {

@@ -1,4 +1,4 @@
-#include "base/error.h"
+#include "base/key_error.h"
 #include "comm/exchange/gradient_exchange.h"
 #include "ops/exchange/wire.h"
 #include "ops/exchange/wire_formats.h"
@@ -18,8 +18,9 @@ GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const To
     return wire;
   }
   if (!ops::is_wire_format(format)) {
-    throw ConfigError("gradient_wire: '" + describe(format) +
-                      "' does not cross between ranks; choose " + ops::gradient_wires_text());
+    throw KeyError("precision.gradient_wire", ": '" + describe(format) +
+                                                  "' does not cross between ranks; choose " +
+                                                  ops::gradient_wires_text());
   }
   const int of_node = topology.ranks_per_node();
   const bool in_groups = shard_ranks > 0 && shard_ranks < topology.size();
