@@ -22,7 +22,7 @@
 namespace fp8train::tokenizers {
 namespace {
 
-constexpr size_t kMostRankBytes = 64U << 20;
+constexpr size_t kMaxRankBytes = 64U << 20;
 constexpr size_t kMostTokenBytes = 1024;  // merges of a token take time in proportion to its square
 
 /// A special token of a vocabulary.
@@ -211,7 +211,7 @@ bool is_tiktoken(const TokenizerProbe& probe) {
 std::unique_ptr<Tokenizer> open_tiktoken(const TokenizerProbe& probe) {
   const RankPattern& pattern = pattern_of(probe);
   const std::string where = probe.path.string();
-  const Ranks ranks = read_ranks(read_text_file(probe.path, kMostRankBytes), where);
+  const Ranks ranks = read_ranks(read_text_file(probe.path, kMaxRankBytes), where);
   return tokenizer_from_json(json_of(ranks, pattern), where);
 }
 

@@ -212,7 +212,7 @@ std::string describe(const ObservedRank& rank) {
 /// Returns "rank 1 (process 124 on n1, stopped)", for the ranks that are halted, or for all if none
 /// is. Names four ranks at most, and counts the others. Empty if there are no others.
 std::string describe(const std::vector<ObservedRank>& others) {
-  constexpr size_t kMost = 4;
+  constexpr size_t kMaxNamed = 4;
   std::vector<const ObservedRank*> seen;
   const bool some_halted = std::ranges::any_of(others, &ObservedRank::is_halted);
   for (const ObservedRank& other : others) {
@@ -221,10 +221,11 @@ std::string describe(const std::vector<ObservedRank>& others) {
     }
   }
   std::string text;
-  for (size_t i = 0; i < std::min(seen.size(), kMost); ++i) {
+  for (size_t i = 0; i < std::min(seen.size(), kMaxNamed); ++i) {
     text += (i == 0 ? "" : "; ") + describe(*seen[i]);
   }
-  return seen.size() > kMost ? fmt::format("{}; and {} more", text, seen.size() - kMost) : text;
+  return seen.size() > kMaxNamed ? fmt::format("{}; and {} more", text, seen.size() - kMaxNamed)
+                                 : text;
 }
 
 /// Returns the record as indented JSON.
