@@ -128,8 +128,8 @@ bool Engine::shorten_steps(int64_t micro_batches) {
     return false;
   }
   stage_->short_step.reset();
-  // In stage 3 of ZeRO the weights that a pass gathers depend on the pass before it.
-  const bool can = layout.is_periodic() || settings_.strategy.zero_stage < 3;
+  // The weights that a pass gathers depend on the pass before it.
+  const bool can = layout.is_periodic() || !settings_.strategy.gathers_in_passes();
   if (micro_batches > 0 && can && layout.virtual_stages == 1 &&
       stage_->step.micro_batches > micro_batches) {
     const PipelineShape shape = layout.pipeline_shape(micro_batches);

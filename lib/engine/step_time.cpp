@@ -57,7 +57,7 @@ StageTime time_of_stage(const EngineSettings& settings, const DryRunStep& step, 
   // Gradients cross in the backward pass of the last micro-batch or, like weights of stage 3, in
   // all.
   const bool in_all =
-      settings.strategy.zero_stage == 3 || strategy_site(settings, {}).adds_shards();
+      settings.strategy.gathers_in_passes() || strategy_site(settings, {}).adds_shards();
   const double hidden = in_all ? backward : backward / count;
   time.after = std::max(0.0, time.step.wire - waited - hidden);
   time.step.exposed = waited + time.after;

@@ -58,8 +58,13 @@ int64_t block_of(const std::string& parameter, const ModelConfig& config) {
   if (parameter.starts_with(prefix)) {
     return *whole_number<int64_t>(split(parameter.substr(prefix.size()), '.').front());
   }
-  const bool embeds = parameter.starts_with("embedding.") || parameter.starts_with("positions.");
-  return embeds ? -1 : config.num_hidden_layers;
+  const auto is_of = [&](std::string_view first, std::string_view second) {
+    return parameter.starts_with(first) || parameter.starts_with(second);
+  };
+  if (is_of("embedding.", "positions.")) return -1;
+  if (is_of("norm.", "head.")) return config.num_hidden_layers;
+  throw InternalError(fmt::format("block_of: {} is neither in a block nor before or after them",
+                                  parameter));
 }
 
 /// By the name: initial values depend neither on the other adapters nor on the form of the base.
@@ -174,18 +179,27 @@ void Decoder::add_adapters(const LinearSite& whole, const LinearPlan& plan, Line
     // As kaiming_uniform_(a=sqrt(5)) of torch: 1 / sqrt(fan-in), of the whole.
     const auto bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(piece.columns)));
     Linear a = make_adapter(
-        inner, {.name = piece.name + ".lora_A", .init = Init::uniform, .init_std = bound});
-    Linear b = make_adapter(outer, {.name = piece.name + ".lora_B", .init = Init::zeros});
+        inner, {.name = piece.name + ".lora_A", .init = Init::uniform, .init_std = bound}, {});
+    std::vector<int64_t> of_module;  // matrices of the layer, each of which ranks cut
+    int64_t begin = 0;
+    for (const int64_t rows : pieces) {
+      if (begin >= piece.begin && begin + rows <= piece.begin + piece.rows) {
+        of_module.push_back(rows);
+      }
+      begin += rows;
+    }
+    Linear b = make_adapter(outer, {.name = piece.name + ".lora_B", .init = Init::zeros}, of_module);
     const int64_t first = whole.split == Split::columns ? piece.begin / tensor_.ranks : piece.begin;
     linear.add_adapter(std::move(a), std::move(b), first, static_cast<float>(config_.lora.scale()));
   }
 }
 
-Linear Decoder::make_adapter(LinearPlan plan, Parameter parameter) {
+Linear Decoder::make_adapter(LinearPlan plan, Parameter parameter,
+                             std::span<const int64_t> matrices) {
   const LinearSite whole = plan.site;
   parameter.is_added = true;
-  parameter.sharding = sharding_of({whole.out_features, whole.in_features}, whole.split,
-                                   std::array{whole.out_features});
+  parameter.sharding =
+      sharding_of({whole.out_features, whole.in_features}, whole.split, matrices);
   parameter.sharding.index = adapter_index(parameter.name);
   parameter.sharding.partial = whole.split == Split::none;
   parameter.gathered = {.form = GatheredForm::operands};

@@ -15,8 +15,6 @@ namespace fp8train {
 namespace {
 
 constexpr std::string_view kEnds[] = {".lora_A", ".lora_B"};
-/// Those of peft for these families (src/peft/utils/constants.py).
-const std::vector<std::string> kDefaultTargets = {"q_proj", "v_proj", "c_attn"};
 constexpr const char* kAll = "all-linear";  // in words of peft
 
 std::string last_part(const std::string& name) {
@@ -28,9 +26,12 @@ bool matches(const std::string& target, const std::string& name) {
   return glob_match(target, name) || glob_match("*." + target, name);
 }
 
-bool is_target(const LoraSettings& lora, const LinearSite& site, const std::string& module) {
-  const std::vector<std::string>& targets = lora.targets.empty() ? kDefaultTargets : lora.targets;
-  return std::ranges::any_of(targets, [&](const std::string& target) {
+std::vector<std::string> targets_of(const ModelConfig& config) {
+  return config.lora.targets.empty() ? config.family->lora_targets() : config.lora.targets;
+}
+
+bool is_target(const ModelConfig& config, const LinearSite& site, const std::string& module) {
+  return std::ranges::any_of(targets_of(config), [&](const std::string& target) {
     return target == kAll || matches(target, module) || matches(target, site.name);
   });
 }
@@ -57,7 +58,7 @@ void check_targets(const ModelConfig& config) {
       names.push_back(site.name);
     }
   });
-  for (const std::string& target : config.lora.targets) {
+  for (const std::string& target : targets_of(config)) {
     if (target != kAll && std::ranges::none_of(names, [&](const std::string& name) {
           return matches(target, name);
         })) {
@@ -85,7 +86,7 @@ std::vector<LoraPiece> lora_pieces(const ModelConfig& config, const LinearSite& 
   }
   std::vector<LoraPiece> pieces = modules_of(config, site);
   std::erase_if(
-      pieces, [&](const LoraPiece& piece) { return !is_target(config.lora, site, piece.module); });
+      pieces, [&](const LoraPiece& piece) { return !is_target(config, site, piece.module); });
   for (LoraPiece& piece : pieces) {
     piece.token_share = site.token_share;
   }

@@ -154,7 +154,7 @@ void Linear::forward(const StepContext& context, const InputTensor& x, View y, S
         .b = weight_.fprop_operand(context, x.smoothing),
         .c = y,
         .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value)};
-    if (plan_.site.split == Split::rows) {
+    if (plan_.site.split == Split::rows && context.divides_sums()) {
       multiply_over_ranks(context, product, std::array{plan_.site.in_features});
     } else {
       multiply(context, product);

@@ -144,9 +144,6 @@ void multiply_in_parts(const StepContext& context, const LinearProduct& product,
 
 void multiply_over_ranks(const StepContext& context, const LinearProduct& product,
                          std::span<const int64_t> pieces) {
-  if (!context.divides_sums()) {
-    return multiply(context, product);
-  }
   ArenaScope scope(*context.scratch);
   const int64_t ranks = context.tensor_ranks == nullptr ? 1 : context.tensor_ranks->ranks();
   LinearProduct partial = product;

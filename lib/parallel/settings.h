@@ -39,6 +39,8 @@ struct StrategySettings {
   /// of the sums that a rank has. False: whole gradients are added, and exchanged once in a step.
   bool sync_each_batch = false;
 
+  /// Whether ranks gather weights in each pass.
+  bool gathers_in_passes() const { return zero_stage == 3; }
   bool operator==(const StrategySettings&) const = default;
 };
 

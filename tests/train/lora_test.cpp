@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "io/safetensors/adapters.h"
 #include "model/lora.h"
+#include "support/small_gpt2.h"
 #include "support/temp_dir.h"
 #include "train/golden_model.h"
 #include "train/one_rank.h"
@@ -197,12 +198,17 @@ TEST_CASE("adapters have the same bits on tensor and pipeline ranks") {
   struct Case {
     const char *plan, *base;
     Recompute recompute;
+    bool is_gpt2 = false;  // its c_attn is q, k and v in one module
   };
   const Case of =
       GENERATE(Case{"fp32", "fp32", Recompute::block}, Case{"te-delayed", "bf16", Recompute::none},
-               Case{"te-current", "e4m3 row", Recompute::none});
-  CAPTURE(of.plan, of.base);
+               Case{"te-current", "e4m3 row", Recompute::none},
+               Case{"te-delayed", "bf16", Recompute::none, true});
+  CAPTURE(of.plan, of.base, of.is_gpt2);
   EngineSettings settings = adapted(test::small_llama(of.plan, 4));
+  if (of.is_gpt2) {
+    settings.model = adapted(test::small_gpt2(of.plan)).model;
+  }
   settings.model.lora.base = parse_format(of.base);
   settings.model.num_attention_heads = settings.model.num_key_value_heads = 4;
   settings.model.head_dim = 16;

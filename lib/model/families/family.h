@@ -72,6 +72,10 @@ class ModelFamily {
   virtual std::vector<HfPiece> pieces(const ModelConfig& config,
                                       const ParameterName& parameter) const = 0;
 
+  /// Returns the modules that have adapters where model.lora.targets is not set: those of peft
+  /// (src/peft/utils/constants.py).
+  virtual std::vector<std::string> lora_targets() const { return {"q_proj", "v_proj"}; }
+
   /// Whether the tensor is a buffer that older versions of transformers saved, and that follows
   /// from the configuration.
   virtual bool is_buffer(std::string_view /*tensor*/) const { return false; }

@@ -47,6 +47,7 @@ class Gpt2 : public ModelFamily {
                  "as missing and sets them to zero";
   }
 
+  std::vector<std::string> lora_targets() const override { return {"c_attn"}; }
   std::string_view gguf_architecture(const ModelConfig& config) const override {
     return is_standard(config) ? "gpt2" : "";
   }
