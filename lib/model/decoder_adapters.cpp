@@ -62,7 +62,7 @@ int64_t block_of(const std::string& parameter, const ModelConfig& config) {
     return parameter.starts_with(first) || parameter.starts_with(second);
   };
   if (is_of("embedding.", "positions.")) return -1;
-  if (is_of("norm.", "head.")) return config.num_hidden_layers;
+  if (is_of("final_norm.", "head.")) return config.num_hidden_layers;
   throw InternalError(fmt::format("block_of: {} is neither in a block nor before or after them",
                                   parameter));
 }

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/key_error.h"
+#include "model/families/family.h"
 #include "model/hf_names.h"
 #include "model/linear_sites.h"
 

@@ -297,6 +297,48 @@ TEST_CASE("a product that packs b has the bits of products of a few rows", "[gem
   }
 }
 
+TEST_CASE("a product that threads make by rows has the bits of products of a few rows", "[gemm]") {
+  float scale = 0.37F;
+  const auto [n, k] = GENERATE(std::pair{96, 130}, std::pair{512, 128}, std::pair{40, 700});
+  const DType c_type = GENERATE(DType::f32, DType::bf16);
+  const bool transposed = GENERATE(false, true);
+  for (const auto& [a_type, b_type] : operand_types()) {
+    INFO(n << " x " << k << " " << name_of(a_type) << " " << name_of(b_type) << " -> "
+           << name_of(c_type) << " " << transposed);
+    Operands few({192, n, k, a_type, b_type, c_type, false, n == 512});
+    Operands all = few;
+    if (transposed) {
+      all.a = Array(a_type, {k, 192});
+      for (int64_t i = 0; i < all.a.count(); ++i) {
+        all.a.set(i, few.a.get(i % 192 * k + i / 192));
+      }
+    }
+    const auto call_of = [&](Operands& operands) {
+      ops::Gemm call = operands.call();
+      call.b = {with_tensor_scale(operands.b, &scale), operands.problem.b_transposed};
+      call.bias = operands.bias;
+      call.beta = c_type == DType::f32 ? 1.0F : 0.0F;
+      return call;
+    };
+    ops::Gemm whole = call_of(all);
+    whole.a.transposed = transposed;
+    const size_t bytes = ops::cpu::gemm_workspace_bytes(whole);
+    std::vector<uint8_t> scratch(bytes + 256);
+    void* at = scratch.data();
+    size_t left = scratch.size();
+    std::align(256, bytes, at, left);
+    whole.scratch = {at, DType::u8, {static_cast<int64_t>(bytes)}};
+    ops::gemm(cpu_stream(), whole);
+    for (int64_t row = 0; row < 192; row += 64) {
+      ops::Gemm call = call_of(few);
+      call.a = rows_of(call.a.matrix(), row, 64);
+      call.c = rows_of(call.c, row, 64);
+      ops::gemm(cpu_stream(), call);
+    }
+    CHECK((!has_packed_products() || all.c.bytes() == few.c.bytes()));
+  }
+}
+
 TEST_CASE("a packed operand is read in place of what is stored", "[gemm]") {
   const test::EnvironmentScope packs("FP8TRAIN_CPU_PACK", "1");
   Operands o({16, 64, 48, DType::e4m3, DType::e4m3, DType::f32, false, true});

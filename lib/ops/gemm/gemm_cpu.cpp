@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/gemm/gemm_operands_cpu.h"
@@ -47,6 +48,10 @@ memory::desc operand_b(const ProductKey& key) {
 /// kernel for it.
 struct WholeProduct {
   explicit WholeProduct(const ProductKey& key) {
+    std::optional<SingleThreadScope> scope;
+    if (key.threads == 1) {
+      scope.emplace();
+    }
     const auto a = row_major(key.m, key.k, key.operands, key.k);
     const auto b = operand_b(key);
     const auto c = row_major(
@@ -162,6 +167,58 @@ const void* operand_of_b(Stream stream, const Gemm& call, DType type, bool packs
   return packed;
 }
 
+/// Rows that one thread converts, multiplies and finishes at a time, where all of it stays in its
+/// cache.
+constexpr int64_t kRowsAtOnce = 64;
+constexpr int64_t kRowsInCache = 256 * 1024;  // bytes of them
+
+/// Whether the product of this key is made so. Its a and c are converted in passes of their own
+/// otherwise.
+bool is_made_by_rows(const Gemm& call, const ProductKey& key) {
+  const bool converts =
+      call.a.transposed || call.a.matrix().dtype != DType::f32 || !is_direct(call, DType::f32);
+  return key.packed && key.operands == memory::data_type::f32 && converts &&
+         key.m % kRowsAtOnce == 0 && key.m > kRowsAtOnce &&
+         kRowsAtOnce * (key.n + key.k) * int64_t{sizeof(float)} <= kRowsInCache;
+}
+
+/// The product by rows; false where oneDNN has no blocked kernel for so few. `b`: packed.
+bool run_by_rows(const Gemm& call, ProductKey key, const void* b, GemmMemory& memory) {
+  const int64_t chunks = key.m / kRowsAtOnce;
+  const auto threads = static_cast<size_t>(key.threads);
+  key.m = kRowsAtOnce;
+  key.threads = 1;
+  const WholeProduct& one = cached(workspace().whole, key);
+  if (!one.valid) {
+    return false;
+  }
+  const bool direct = is_direct(call, DType::f32);
+  const size_t a_bytes = static_cast<size_t>(kRowsAtOnce * key.k) * sizeof(float);
+  const size_t c_bytes = direct ? 0 : static_cast<size_t>(kRowsAtOnce * key.n) * sizeof(float);
+  const size_t bytes = round_up(a_bytes + c_bytes + one.scratchpad_bytes, 256);
+  auto* const buffers = static_cast<char*>(memory.take(bytes * threads));
+  if (memory.counts()) {
+    return true;
+  }
+  const ProductEpilogue all = epilogue_of(call, scale_of(call));
+  for_each_by_one_thread(chunks, [&](int64_t chunk) {
+    WholeProduct& product = cached(workspace().whole, key);  // of this thread
+    const int64_t first = chunk * kRowsAtOnce;
+    char* const buffer = buffers + static_cast<size_t>(thread_number()) * bytes;
+    ProductEpilogue part = part_of(all, first, kRowsAtOnce, 0, key.n);
+    void* const c = direct ? part.c : buffer + a_bytes;
+    product.execution.run(product.primitive,
+                          {prepare_rows(call.a, first, kRowsAtOnce, DType::f32, buffer), b, c,
+                           buffer + a_bytes + c_bytes, key.scaled ? &all.scale : nullptr,
+                           key.biased ? part.bias : nullptr});
+    if (!direct) {
+      part.product = static_cast<const float*>(c);
+      finish_product(part);
+    }
+  });
+  return true;
+}
+
 /// The product as one primitive. False where oneDNN has no blocked kernel for it, or its sums would
 /// not be exact and have to be.
 bool run_whole(Stream stream, const Gemm& call, DType type, GemmMemory& memory) {
@@ -176,8 +233,11 @@ bool run_whole(Stream stream, const Gemm& call, DType type, GemmMemory& memory) 
   if (!product.valid) {
     return false;
   }
-  const void* a = prepare_operand(call.a, type, true, memory);
   const void* b = operand_of_b(stream, call, type, packs, memory);
+  if (is_made_by_rows(call, key) && run_by_rows(call, key, b, memory)) {
+    return true;
+  }
+  const void* a = prepare_operand(call.a, type, true, memory);
   void* c = direct ? call.c.data : memory.take(static_cast<size_t>(key.m * key.n) * sizeof(float));
   void* scratchpad = memory.take(product.scratchpad_bytes);
   if (memory.counts()) {

@@ -43,7 +43,7 @@ void transpose_converted(const TransposedOperand& call) {
     for (int64_t first_row = 0; first_row < call.rows; first_row += kTile) {
       const int64_t rows = minimum(kTile, call.rows - first_row);
       for (int64_t r = 0; r < rows; ++r) {
-        const From* values = from + (first_row + r) * call.columns + first_column;
+        const From* values = from + (first_row + r) * call.stride + first_column;
         for (int64_t c = 0; c < columns; ++c) {
           convert(values[c], tile + r * kTile + c);
         }

@@ -9,12 +9,13 @@
 
 namespace fp8train::ops::cpu {
 
-/// A stored operand [rows, columns] to be written as fp32 or bf16, transposed: `to` is [columns,
-/// rows].
+/// A stored operand [rows, columns], or some columns of one, to be written as fp32 or bf16,
+/// transposed: `to` is [columns, rows].
 struct TransposedOperand {
   const void* from;
   DType from_type;
   int64_t rows, columns;
+  int64_t stride;  ///< of rows of `from`
   void* to;
   DType to_type;
 };

@@ -113,12 +113,27 @@ const void* prepare_operand(const GemmOperand& operand, DType type, bool row_maj
   if (memory.counts()) {
     return to;
   }
-  if (transpose) {
+  const int64_t rows = matrix.shape[operand.transposed ? 1 : 0];
+  return transpose ? prepare_rows(operand, 0, rows, type, to)
+                   : (decode_matrix(matrix, type, to), to);
+}
+
+const void* prepare_rows(const GemmOperand& operand, int64_t first, int64_t rows, DType type,
+                         void* to) {
+  const ConstView matrix = operand.matrix();
+  const int64_t columns = matrix.shape[1];
+  const auto* const data = static_cast<const char*>(matrix.data);
+  const auto size = static_cast<int64_t>(size_of(matrix.dtype));
+  if (operand.transposed) {
     kernels().transpose_operand(
-        {matrix.data, matrix.dtype, matrix.shape[0], matrix.shape[1], to, type});
-  } else {
-    decode_matrix(matrix, type, to);
+        {data + first * size, matrix.dtype, matrix.shape[0], rows, columns, to, type});
+    return to;
   }
+  const ConstView part = {data + first * columns * size, matrix.dtype, {rows, columns}};
+  if (matrix.dtype == type) {
+    return part.data;
+  }
+  decode_matrix(part, type, to);
   return to;
 }
 

@@ -59,6 +59,10 @@ std::optional<DType> gemm_units_of_environment();
 const void* prepare_operand(const GemmOperand& operand, DType type, bool row_major,
                             GemmMemory& memory);
 
+/// Rows of op(operand), as prepare_operand() has them: in `to`, or where they are stored.
+const void* prepare_rows(const GemmOperand& operand, int64_t first, int64_t rows, DType type,
+                         void* to);
+
 /// The type in which an operand is multiplied, if oneDNN has a blocked kernel for the product:
 /// fp32, bf16 or, of int8 codes, int8.
 DType multiplied_type(const GemmOperand& operand);

@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "base/math.h"
-#include "base/not_copied.h"
 #include "numeric/cpu_isa.h"
 #include "ops/gemm/gemm_operands_cpu.h"
 
@@ -38,23 +37,39 @@ bool isa_has([[maybe_unused]] dnnl::cpu_isa isa) {
 #endif
 }
 
-/// Within it oneDNN neither plans for nor uses more than the calling thread.
-class SingleThreadScope : NotCopied {
- public:
-  SingleThreadScope() : threads_(max_threads()) { use_threads(1); }
-  ~SingleThreadScope() { use_threads(threads_); }
-
- private:
-  static void use_threads([[maybe_unused]] int count) {
+void use_threads([[maybe_unused]] int count) {
 #if defined(_OPENMP)
-    omp_set_num_threads(count);
+  omp_set_num_threads(count);
 #endif
-  }
-
-  int threads_;
-};
+}
 
 }  // namespace
+
+SingleThreadScope::SingleThreadScope() : threads_(max_threads()) {
+  use_threads(1);
+}
+SingleThreadScope::~SingleThreadScope() {
+  use_threads(threads_);
+}
+
+void for_each_by_one_thread(int64_t count, const std::function<void(int64_t)>& body) {
+  if (count == 1) {
+    const SingleThreadScope scope;
+    return body(0);
+  }
+  std::atomic<bool> failed = false;  // no exception may leave the parallel loop
+#if defined(_OPENMP)
+#pragma omp parallel for schedule(dynamic)
+#endif
+  for (int64_t index = 0; index < count; ++index) {
+    try {
+      body(index);
+    } catch (const std::exception&) {
+      failed = true;
+    }
+  }
+  check(!failed, "oneDNN matmul failed");
+}
 
 dnnl::engine& onednn_engine() {
   static dnnl::engine instance(dnnl::engine::kind::cpu, 0);
@@ -201,29 +216,12 @@ TiledProduct::Shape TiledProduct::make_shape(int64_t rows, int64_t columns, int6
 }
 
 void TiledProduct::for_each_tile(const std::function<void(const ProductTile&)>& body) const {
-  const int64_t count = row_tiles_ * column_tiles_;
-  const auto run_tile = [&](int64_t index) {
+  for_each_by_one_thread(row_tiles_ * column_tiles_, [&](int64_t index) {
     const int64_t row = index % row_tiles_ * kTileRows;
     const int64_t column = index / row_tiles_ * kTileColumns;
     body({thread_number(), row, column, std::min(kTileRows, key_.m - row),
           std::min(kTileColumns, key_.n - column)});
-  };
-  if (count == 1) {
-    const SingleThreadScope scope;
-    return run_tile(0);
-  }
-  std::atomic<bool> failed = false;  // no exception may leave the parallel loop
-#if defined(_OPENMP)
-#pragma omp parallel for schedule(static)
-#endif
-  for (int64_t index = 0; index < count; ++index) {
-    try {
-      run_tile(index);
-    } catch (const std::exception&) {
-      failed = true;
-    }
-  }
-  check(!failed, "oneDNN matmul failed");
+  });
 }
 
 void TiledProduct::run(const ProductTile& tile, int64_t piece, const void* a, const void* b,

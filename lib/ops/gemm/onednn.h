@@ -14,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/not_copied.h"
 #include "numeric/dtype.h"
 
 namespace fp8train::ops::cpu {
@@ -25,6 +26,20 @@ dnnl::engine& onednn_engine();
 int max_threads();
 /// Returns the number of the calling thread in a parallel loop.
 int thread_number();
+
+/// Within it oneDNN neither plans for nor uses more than the calling thread.
+class SingleThreadScope : NotCopied {
+ public:
+  SingleThreadScope();
+  ~SingleThreadScope();
+
+ private:
+  int threads_;
+};
+
+/// body(index) over the threads, which take what is next as they get done; within each, oneDNN runs
+/// on that thread alone. Throws InternalError after the loop when a call threw.
+void for_each_by_one_thread(int64_t count, const std::function<void(int64_t)>& body);
 
 /// Whether bf16 and FP8 operands are multiplied in bf16 units rather than widened to fp32: where
 /// that is faster. FP8TRAIN_CPU_GEMM=fp32|bf16 decides otherwise, bf16 where the processor can.
@@ -105,8 +120,7 @@ class TiledProduct {
   size_t scratchpad_bytes() const {
     return 1 + scratchpad_stride_ * static_cast<size_t>(key_.threads);
   }
-  /// body(tile) for all tiles, over the threads; within each, oneDNN runs on that thread alone.
-  /// Throws InternalError after the loop when a call threw.
+  /// body(tile) for all tiles, by for_each_by_one_thread().
   void for_each_tile(const std::function<void(const ProductTile&)>& body) const;
   /// Computes the fp32 product of a tile over one piece of K, packed. a, b: the whole operands.
   void run(const ProductTile& tile, int64_t piece, const void* a, const void* b, float* product,
