@@ -60,8 +60,8 @@ class Attention {
     Linear::Saved qkv, output;
     /// The operands and the result of attention: q, k, v after norm and rotation, [B * T, (H + 2
     /// Hkv) D]; its output, [B * T, H D]; fp32 [B, H, T]. Where ranks share sequences, T is that of
-    /// the rank's part; where they swap rows for heads (context_swap.h), of the whole, H and Hkv
-    /// being those of the rank.
+    /// the rank's part; where they swap rows for heads (context_exchange.h), of the whole, H and
+    /// Hkv being those of the rank.
     View projected, attended, log_sum_exp;
     /// Codes of q, k and v and of the output, which backward in FP8 reads instead.
     Encoded projected_codes, attended_codes;
@@ -116,7 +116,6 @@ class Attention {
                       const Saved& saved) const;
   std::array<ops::HeadsView, 2> gather_keys(const StepContext& context, const View& projected,
                                             int64_t batch) const;
-  bool reads_codes(const StepContext& context, std::span<const KvCache> caches) const;
   void codes_forward(const StepContext& context, int64_t batch, Arena& of_codes,
                      Saved& saved) const;
   void codes_backward(const StepContext& context, const View& d_attended, const View& d_projected,
