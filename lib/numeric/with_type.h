@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstddef>
-#include <iterator>
 #include <type_traits>
 
 #include "numeric/dtype.h"

@@ -206,7 +206,8 @@ def is_one_class(text):
     lines = collections.Counter()
     for body, name in re.findall(r"(^class (\w+)[^;]*?\{$.*?^\};$)", text, re.M | re.S):
         lines[name] = max(lines[name], body.count("\n"))
-    for body, name in re.findall(r"(^\w[^;{}()]*?\b(\w+)::~?\w+\(.*?^\}$)", text, re.M | re.S):
+    functions = r"(^(?:\w[^;{}()]*?\W)?(\w+)::~?\w+\(.*?^\}$)"
+    for body, name in re.findall(functions, text, re.M | re.S):
         lines[name] += body.count("\n") + 2
     return max(lines.values(), default=0) > 0.75 * text.count("\n")
 
