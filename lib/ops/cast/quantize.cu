@@ -229,7 +229,11 @@ void amax(Stream stream, ConstView x, float* result, bool combine) {
 }
 
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
-              QuantizeStatistics* statistics, const CastOptions& /*random*/) {
+              QuantizeStatistics* statistics, const CastOptions& options) {
+  if (out.format().block != per::tensor) {
+    const auto cast = out.format().dtype == DType::e2m1 ? quantize_fp4 : quantize_blocks;
+    return cast(stream, x, out, amax_out, statistics, options);
+  }
   run_quantize(stream, x, {out, amax_out, statistics});
 }
 
@@ -250,6 +254,9 @@ void transpose_codes(Stream stream, ConstView x, View y) {
 }
 
 void dequantize(Stream stream, const Encoded& x, View y) {
+  if (x.format.block != per::tensor) {
+    return (x.format.dtype == DType::e2m1 ? dequantize_fp4 : dequantize_blocks)(stream, x, y);
+  }
   const View& codes = x.codes;
   with_code_type(codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {

@@ -99,8 +99,12 @@ void transpose_codes(Stream /*stream*/, ConstView x, View y) {
   transpose_matrix(x.as<uint8_t>(), x.shape.rows(), x.shape.back(), y.as<uint8_t>());
 }
 
-void quantize(Stream /*stream*/, ConstView x, const QuantizedTensor& out, float* amax_out,
-              QuantizeStatistics* statistics, const CastOptions& /*random*/) {
+void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
+              QuantizeStatistics* statistics, const CastOptions& options) {
+  if (out.format().block != per::tensor) {
+    const auto cast = out.format().dtype == DType::e2m1 ? quantize_fp4 : quantize_blocks;
+    return cast(stream, x, out, amax_out, statistics, options);
+  }
   const Encoded& either = out.either();
   const float scale = *either.cast_scales;
   if (either.tensor_scale != nullptr) {
@@ -132,7 +136,10 @@ void quantize(Stream /*stream*/, ConstView x, const QuantizedTensor& out, float*
   }
 }
 
-void dequantize(Stream /*stream*/, const Encoded& x, View y) {
+void dequantize(Stream stream, const Encoded& x, View y) {
+  if (x.format.block != per::tensor) {
+    return (x.format.dtype == DType::e2m1 ? dequantize_fp4 : dequantize_blocks)(stream, x, y);
+  }
   const float scale = *x.tensor_scale;
   with_code_type(x.codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
