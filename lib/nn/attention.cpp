@@ -117,6 +117,14 @@ ops::HeadsView Attention::slice(const View& projected, int64_t first_head, int64
           .length_capacity = length};
 }
 
+/// Some heads of all positions, as rows of NormRows.
+View Attention::heads_of(const View& projected, int64_t first_head, int64_t heads) const {
+  const int64_t rows = projected.shape.rows();
+  return {slice(projected, first_head, rows).data,
+          projected.dtype,
+          {rows * heads, dimensions_.head_dim}};
+}
+
 void Attention::rotate(const StepContext& context, const ops::HeadsView& q, int64_t batch,
                        int64_t length, int64_t position, bool inverse) const {
   if (!rotary_->cosines.empty()) {
@@ -146,15 +154,14 @@ void Attention::normalize_heads(const StepContext& context, const View& projecte
         allocate(arena, projected.dtype, {parts * rows, heads / parts * dimensions_.head_dim});
     rstd = allocate(arena, DType::f32, {parts * rows, heads / parts});
     for (int64_t part = 0; part < parts; ++part) {
-      ops::head_rms_norm_forward(context.stream,
-                                 {.x = slice(projected, first_head + part * (heads / parts), rows),
-                                  .rows = rows,
-                                  .heads = heads / parts,
-                                  .head_dim = dimensions_.head_dim,
-                                  .weight = weight->value,
-                                  .eps = norms_.eps,
-                                  .original = rows_of(original, part * rows, rows),
-                                  .rstd = rows_of(rstd, part * rows, rows)});
+      const View x = heads_of(projected, first_head + part * (heads / parts), heads / parts);
+      ops::norm_forward(context.stream, {.x = x,
+                                         .weight = weight->value,
+                                         .eps = norms_.eps,
+                                         .y = x,
+                                         .rstd = rows_of(rstd, part * rows, rows),
+                                         .rows = {projected.shape.back(), heads / parts},
+                                         .original = rows_of(original, part * rows, rows)});
     }
   };
   normalize(0, dimensions_.heads, norms_.q, saved.q_original, saved.q_rstd);
@@ -380,13 +387,13 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
     heads_to_rows(context, heads, d_projected, batch, qkv_pieces());
   }
   if (norms_.q != nullptr) {
-    normalize_heads_backward(context, d_projected, own_rows / batch, saved);
+    normalize_heads_backward(context, d_projected, saved);
   }
   qkv_.backward(context, d_projected, dx, saved.qkv);
 }
 
 void Attention::normalize_heads_backward(const StepContext& context, const View& d_projected,
-                                         int64_t length, const Saved& saved) const {
+                                         const Saved& saved) const {
   const auto& [heads, kv_heads, head_dim] = dimensions_;
   const int64_t rows = d_projected.shape.rows();
   const View partial =
@@ -397,17 +404,17 @@ void Attention::normalize_heads_backward(const StepContext& context, const View&
     gradient.add(count,
                  [&](const SumRange& range, const std::array<View, 1>& gradients, bool overwrites) {
                    const int64_t first_row = range.first / range.count * rows;
-                   ops::head_rms_norm_backward(
-                       context.stream, {.dx = slice(d_projected, first_head + range.first, length),
-                                        .rows = rows,
-                                        .heads = range.count,
-                                        .head_dim = dimensions_.head_dim,
-                                        .original = rows_of(original, first_row, rows),
-                                        .weight = weight.value,
-                                        .rstd = rows_of(rstd, first_row, rows),
-                                        .weight_grad = gradients[0],
-                                        .scratch = partial,
-                                        .overwrite_weight_grad = overwrites});
+                   const View dx = heads_of(d_projected, first_head + range.first, range.count);
+                   ops::norm_backward(context.stream,
+                                      {.dy = dx,
+                                       .x = reshaped(rows_of(original, first_row, rows), dx.shape),
+                                       .weight = weight.value,
+                                       .rstd = rows_of(rstd, first_row, rows),
+                                       .dx = dx,
+                                       .weight_grad = gradients[0],
+                                       .scratch = partial,
+                                       .overwrite_weight_grad = overwrites,
+                                       .rows = {d_projected.shape.back(), range.count}});
                  });
   };
   normalize_backward(0, heads, *norms_.q, saved.q_original, saved.q_rstd);

@@ -105,6 +105,7 @@ class Attention {
   ops::AttentionShape shape(const Dimensions& heads, int64_t batch, int64_t queries,
                             int64_t keys) const;
   ops::HeadsView slice(const View& projected, int64_t first_head, int64_t length) const;
+  View heads_of(const View& projected, int64_t first_head, int64_t heads) const;
   /// The heads of q, and those of k, which follow them in each row.
   void rotate(const StepContext& context, const ops::HeadsView& q, int64_t batch, int64_t length,
               int64_t position, bool inverse) const;
@@ -124,7 +125,7 @@ class Attention {
                          const std::array<ops::HeadsView, 2>& keys, const Saved& saved) const;
   void attention_backward(const StepContext& context, const View& d_attended,
                           const View& d_projected, int64_t batch, const Saved& saved) const;
-  void normalize_heads_backward(const StepContext& context, const View& d_projected, int64_t length,
+  void normalize_heads_backward(const StepContext& context, const View& d_projected,
                                 const Saved& saved) const;
 
   Dimensions dimensions_;
