@@ -111,10 +111,8 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* ama
     *either.tensor_scale = reciprocal(scale);
   }
   const bool only_transposed = out.rowwise.codes.empty() && !out.columnwise.codes.empty();
-  with_float_type(x.dtype, [&](auto x_tag) {
-    with_code_type(either.format.dtype, [&](auto code_tag) {
-      using X = typename decltype(x_tag)::Type;
-      using Code = typename decltype(code_tag)::Type;
+  with_float_type(x.dtype, [&]<typename X>(TypeTag<X>) {
+    with_code_type(either.format.dtype, [&]<typename Code>(TypeTag<Code>) {
       if (only_transposed) {
         const Shape& shape = out.columnwise.codes.shape;
         const TransposedCast<X, Code> cast = {.x = x.as<X>(),

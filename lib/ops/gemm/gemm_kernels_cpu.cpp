@@ -77,8 +77,7 @@ void transpose_operand(const TransposedOperand& call) {
 }
 
 void finish(const ProductEpilogue& call) {
-  with_float_type(call.c_type, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  with_float_type(call.c_type, [&]<typename T>(TypeTag<T>) {
     for (int64_t row = 0; row < call.rows; ++row) {
       const float* __restrict product = call.product + row * call.product_stride;
       const float* __restrict bias = call.bias;

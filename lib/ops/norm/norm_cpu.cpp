@@ -160,8 +160,7 @@ void norm_forward(Stream /*stream*/, const NormForward& call) {
   float* mean_out = call.mean.as<float>();
   float* rstd_out = call.rstd.as<float>();
   with_float_type(call.x.dtype, [&](auto x_tag) {
-    with_float_type(call.y.dtype, [&](auto y_tag) {
-      using Y = typename decltype(y_tag)::Type;
+    with_float_type(call.y.dtype, [&]<typename Y>(TypeTag<Y>) {
       const auto* data = call.x.as<typename decltype(x_tag)::Type>();
       for_each_row<Y>(call.cast, rows, n, [&](int64_t row, CastCounts& counts) {
         const auto* from = normed_row(call, data + layout.at(row, n), row, n);

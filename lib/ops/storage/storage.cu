@@ -276,8 +276,7 @@ void store(Stream stream, const Store& call) {
   if (call.x.count() == 0) {
     return;
   }
-  with_float_type(call.x.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(call.x.dtype, [&]<typename X>(TypeTag<X>) {
     codec_of(call.to.format) == Codec::divided ? store_groups<X>(stream, call)
                                                : store_as<X>(stream, call);
   });
@@ -288,8 +287,7 @@ void read_stored(Stream stream, const Encoded& x, View y) {
   if (count == 0) {
     return;
   }
-  with_float_type(y.dtype, [&](auto tag) {
-    using Y = typename decltype(tag)::Type;
+  with_float_type(y.dtype, [&]<typename Y>(TypeTag<Y>) {
     if (codec_of(x.format) == Codec::divided) {
       constexpr int kPack = 16 / static_cast<int>(sizeof(Y));  // of one group: starts are multiples
       return map<kPack>(stream, count, is_aligned(y.data) && is_aligned(x.codes.data, kPack),
@@ -304,8 +302,7 @@ void read_stored(Stream stream, const Encoded& x, View y) {
 void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip,
                        bool counts_only) {
   const int64_t count = codes.count();
-  with_fp8_type(codes.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
+  with_fp8_type(codes.dtype, [&]<typename Code>(TypeTag<Code>) {
     launch(stream, {blocks_for(stream, count), kBlock}, count_largest_kernel<Code>,
            codes.as<Code>(), count, automatic);
   });

@@ -55,8 +55,7 @@ void store(Stream /*stream*/, const Store& call) {
   if (call.skip != nullptr && *call.skip != 0) {
     return;
   }
-  with_float_type(call.x.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(call.x.dtype, [&]<typename X>(TypeTag<X>) {
     const bool by_tensor = has_tensor_scale(call.to);
     float* const amax = by_tensor ? call.to.scales.as<float>() + 1 : nullptr;
     uint32_t largest = 0;
