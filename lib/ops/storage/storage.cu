@@ -174,21 +174,6 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Moves the factor of a controller, and starts its next count.
-struct NextFactor {
-  AutoScale* automatic;
-  int64_t count;
-  const int32_t* skip;
-
-  template <int N>
-  __device__ void run(int64_t /*i*/) const {
-    if (*skip == 0) {
-      automatic->factor = next_automatic_factor(automatic->factor, automatic->at_maximum, count);
-    }
-    automatic->at_maximum = 0;
-  }
-};
-
 /// Moves the factors of many controllers, whose codes were counted on several ranks.
 struct NextFactors {
   const AutoScale* of_ranks;
@@ -299,16 +284,12 @@ void read_stored(Stream stream, const Encoded& x, View y) {
   });
 }
 
-void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip,
-                       bool counts_only) {
+void count_at_maximum(Stream stream, ConstView codes, AutoScale* automatic) {
   const int64_t count = codes.count();
   with_fp8_type(codes.dtype, [&]<typename Code>(TypeTag<Code>) {
     launch(stream, {blocks_for(stream, count), kBlock}, count_largest_kernel<Code>,
            codes.as<Code>(), count, automatic);
   });
-  if (!counts_only) {
-    map<1>(stream, 1, true, NextFactor{automatic, count, skip});
-  }
 }
 
 void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,
