@@ -36,8 +36,8 @@ void transpose_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_
     const int64_t column_end = minimum(columns, (tile + 1) * kTile);
     for (int64_t row = 0; row < rows; row += kTile) {
       const int64_t column = tile * kTile;
-      transpose_bytes(from + row * columns + column, columns, minimum(kTile, rows - row),
-                      column_end - column, to + column * rows + row, rows);
+      transpose(from + row * columns + column, columns, minimum(kTile, rows - row),
+                column_end - column, to + column * rows + row, rows);
     }
   }
 }
