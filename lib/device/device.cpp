@@ -10,15 +10,8 @@
 namespace fp8train {
 
 std::string_view name_of(DeviceKind kind) {
-  switch (kind) {
-    case DeviceKind::cpu:
-      return "cpu";
-    case DeviceKind::cuda:
-      return "cuda";
-    case DeviceKind::meta:
-      return "meta";
-  }
-  return "?";
+  static constexpr std::string_view kNames[] = {"cpu", "cuda", "meta"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 DeviceChoice device_choice_named(std::string_view name) {

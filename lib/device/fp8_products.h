@@ -33,19 +33,7 @@ const char* name_of(ScalePair pair);
 /// Whether the tensor cores may sum up a product with these scales in their short accumulator:
 /// partial sums of blocks of 128 are promoted to fp32 anyway.
 constexpr bool has_fast_accumulation(ScalePair pair) {
-  switch (pair) {
-    case ScalePair::tensor:
-    case ScalePair::row:
-    case ScalePair::block_1x32:
-      return true;
-    case ScalePair::block_1x128_1x128:
-    case ScalePair::block_1x128_128x128:
-    case ScalePair::block_128x128_1x128:
-    case ScalePair::block_1x16:
-    case ScalePair::count:
-      break;
-  }
-  return false;
+  return pair == ScalePair::tensor || pair == ScalePair::row || pair == ScalePair::block_1x32;
 }
 
 /// Codes that tensor cores multiply, and the types of results.

@@ -1,39 +1,26 @@
 #include "device/memory_ledger.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace fp8train {
 
 std::string_view name_of(MemoryCategory category) {
-  switch (category) {
-    case MemoryCategory::weights:
-      return "weights";
-    case MemoryCategory::master_weights:
-      return "master weights";
-    case MemoryCategory::quantized_weights:
-      return "GEMM copies of weights";
-    case MemoryCategory::gradients:
-      return "gradients";
-    case MemoryCategory::optimizer_state:
-      return "optimizer state";
-    case MemoryCategory::saved_activations:
-      return "saved activations";
-    case MemoryCategory::workspace:
-      return "workspace";
-    case MemoryCategory::scaling_state:
-      return "scaling state";
-    case MemoryCategory::batch:
-      return "batch";
-    case MemoryCategory::communication:
-      return "communication";
-    case MemoryCategory::state_copy:
-      return "copy for checkpoints";
-    case MemoryCategory::offloaded:
-      return "offloaded states";
-    case MemoryCategory::offloaded_activations:
-      return "offloaded activations";
-  }
-  return "?";
+  static constexpr std::string_view kNames[] = {"weights",
+                                                "master weights",
+                                                "GEMM copies of weights",
+                                                "gradients",
+                                                "optimizer state",
+                                                "saved activations",
+                                                "workspace",
+                                                "scaling state",
+                                                "batch",
+                                                "communication",
+                                                "copy for checkpoints",
+                                                "offloaded states",
+                                                "offloaded activations"};
+  static_assert(std::size(kNames) == kMemoryCategories);
+  return kNames[static_cast<size_t>(category)];
 }
 
 void MemoryLedger::add(MemoryCategory category, size_t bytes) {

@@ -14,6 +14,7 @@
 #include "base/trace.h"
 #include "comm/backends/backends.h"
 #include "device/meta/meta_device.h"
+#include "device/meta/repeated_calls.h"
 #include "engine/pass_times.h"
 #include "engine/state_tensors.h"
 #include "model/step_part.h"
@@ -50,13 +51,7 @@ Traffic difference(const Traffic& to, const Traffic& from) {
 
 /// Adds the counts between two points, `times` times.
 void add_times(Counted& total, const Counted& from, const Counted& to, int64_t times) {
-  const auto factor = static_cast<double>(times);
-  total.work.gemm_flops += factor * (to.work.gemm_flops - from.work.gemm_flops);
-  total.work.gemm_flops_8bit += factor * (to.work.gemm_flops_8bit - from.work.gemm_flops_8bit);
-  total.work.attention_flops += factor * (to.work.attention_flops - from.work.attention_flops);
-  total.work.bytes += factor * (to.work.bytes - from.work.bytes);
-  total.work.operations +=
-      static_cast<uint64_t>(times) * (to.work.operations - from.work.operations);
+  add_times(total.work, from.work, to.work, times);
   add_times(total.sent, from.sent, to.sent, times);
   add_times(total.by_layers, from.by_layers, to.by_layers, times);
 }

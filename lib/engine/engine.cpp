@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/key_error.h"
+#include "base/math.h"
 #include "base/trace.h"
 #include "device/device_questions.h"
 #include "engine/engine_layout.h"
@@ -209,6 +210,76 @@ void Engine::enter_step(int64_t step_index) {
   model_.enter_step(step_index);
 }
 
+void Engine::upload(const Batch& batch, BatchMemory& memory) const {
+  check(batch.rows == settings_.step.micro_batch_size && batch.columns == settings_.step.seq_length,
+        "a batch has the shape that the engine was built for");
+  if (context_ranks_ == nullptr) {
+    copy_from_host(*device_, memory.tokens, batch.tokens.data());
+    copy_from_host(*device_, memory.targets, batch.targets.data());
+  } else {
+    upload_part(batch, memory);
+  }
+  if (settings_.masks_documents) {
+    copy_from_host(*device_, memory.document_starts, batch.document_starts.data());
+  }
+  memory.share = target_share(batch);
+  if (settings_.counts_targets) {
+    copy_from_host(*device_, memory.target_share, &memory.share);
+    memory.share = target_share({});  // of what is added for each position
+  }
+}
+
+ChunkDeal deal_chunks(const EngineSettings& settings, const Batch& batch) {
+  const ParallelLayout& layout = settings.strategy.layout;
+  if (layout.context_kind == ContextKind::heads) {
+    return deal_in_order(layout.context);
+  }
+  return batch.document_starts.empty()
+             ? deal_ends(layout.context)
+             : deal_documents(batch.document_starts, batch.columns, layout.context);
+}
+
+/// The ranks of the context axis are given the same whole sequences.
+void Engine::upload_part(const Batch& batch, BatchMemory& memory) const {
+  if (counts_only(*device_)) {
+    return;  // a dry run has no tokens
+  }
+  const int64_t length = settings_.length_of_rank();
+  memory.chunks = deal_chunks(settings_, batch);
+  std::vector<int32_t> tokens, targets, starts;
+  for (int64_t row = 0; row < batch.rows; ++row) {
+    for (int64_t t = 0; t < length; ++t) {
+      const int64_t position = memory.chunks.position(t, length, context_ranks_->rank());
+      const auto from = static_cast<size_t>(row * batch.columns + position);
+      tokens.push_back(batch.tokens[from]);
+      targets.push_back(batch.targets[from]);
+      const int64_t start = settings_.masks_documents ? batch.document_starts[from] : 0;
+      starts.push_back(static_cast<int32_t>(t - position + start));
+    }
+  }
+  copy_from_host(*device_, memory.tokens, tokens.data());
+  copy_from_host(*device_, memory.targets, targets.data());
+  copy_from_host(*device_, memory.row_starts, starts.data());
+}
+
+/// Returns the number of ranks with gradients of their own, divided by the targets of a step.
+/// GradientBuckets divides by the ranks after all casts, so that no code depends on their number. A
+/// batch that does not give the number of targets has one at each position.
+float Engine::target_share(const Batch& batch) const {
+  const int64_t positions = settings_.step.gradient_accumulation_steps * settings_.rows_of_rank();
+  return batch.step_targets > 0 ? static_cast<float>(mesh().size(Group::state)) /
+                                      static_cast<float>(batch.step_targets)
+                                : 1.0F / static_cast<float>(positions);
+}
+
+void Engine::number_pass(const BatchMemory& memory, int64_t step_index, int64_t micro_batch) const {
+  if (!memory.pass.empty()) {
+    const int64_t of_ranks = step_index * settings_.step.gradient_accumulation_steps + micro_batch;
+    const int64_t pass = of_ranks * mesh().size(Group::state) + mesh().index(Group::state);
+    copy_from_host(*device_, memory.pass, &pass);
+  }
+}
+
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                          Position position) {
   const MicroBatchMemory memory = memory_of();
@@ -345,6 +416,65 @@ void Engine::run_batch(const Batch& batch, ActivationWatch* watch) {
 
 void Engine::watch_forward(const Batch& batch, ActivationWatch& watch) {
   run_batch(batch, &watch);
+}
+
+void Engine::begin_evaluation() {
+  clear_totals(kEvaluationTotals);
+  if (const View loads = model_.evaluation_loads(); !loads.empty()) {
+    device_->fill_zero(loads.data, loads.bytes());
+  }
+}
+
+void Engine::evaluate(const Batch& batch) {
+  // Rows behind the last sample have no targets.
+  const auto target = std::find_if(batch.targets.rbegin(), batch.targets.rend(),
+                                   [](int32_t id) { return id != kIgnoredTarget; });
+  const int64_t rows = batch.targets.empty()
+                           ? batch.rows
+                           : ceil_div<int64_t>(batch.targets.rend() - target, batch.columns);
+  counted_rows_ = rows * batch.columns / settings_.strategy.layout.context;
+  if (batch.rows == settings_.step.micro_batch_size && batch.columns == settings_.step.seq_length) {
+    run_batch(batch, nullptr);
+  } else {
+    evaluate_smaller(batch, nullptr);
+  }
+  counted_rows_ = 0;
+}
+
+LossReport Engine::evaluation_loss() {
+  if (stage_ != nullptr) {
+    stage_->messages.finish();
+  }
+  LossReport report = read_totals(kEvaluationTotals);
+  report.dropped = settings_.model.moe.experts > 0 ? evaluation_drops() : 0.0;
+  return report;
+}
+
+/// `losses`: device memory for the loss of each target, or null.
+void Engine::evaluate_smaller(const Batch& batch, float* losses) {
+  check(batch.rows <= settings_.step.micro_batch_size && batch.columns <= settings_.step.seq_length,
+        "a batch fits into the shape that the engine was built for");
+  check(stage_ == nullptr && tensor_ranks_ == nullptr && context_ranks_ == nullptr &&
+            expert_ranks_ == nullptr && !settings_.masks_documents,
+        "ranks that have parts of a model or of sequences evaluate whole batches");
+  const MicroBatchMemory memory = memory_of();
+  const Shape shape = {batch.rows, batch.columns};
+  const View tokens{memory.batch.tokens.view().data, DType::i32, shape};
+  const View targets{memory.batch.targets.view().data, DType::i32, shape};
+  copy_from_host(*device_, tokens, batch.tokens.data());
+  copy_from_host(*device_, targets, batch.targets.data());
+  LossTotals losses_and_totals = totals(kEvaluationTotals);
+  losses_and_totals.of_targets = losses;
+  model_.evaluate(context(memory, false, false), {.tokens = tokens, .targets = targets},
+                  losses_and_totals);
+}
+
+std::vector<float> Engine::target_losses(const Batch& batch) {
+  const Tensor losses(*device_, DType::f32, {batch.rows * batch.columns}, MemoryCategory::batch);
+  evaluate_smaller(batch, losses.view().as<float>());
+  std::vector<float> result(static_cast<size_t>(batch.rows * batch.columns));
+  copy_to_host(*device_, result.data(), losses);
+  return result;
 }
 
 template <typename Work>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "device/meta/repeated_calls.h"
 #include "engine/pass_times.h"
 #include "model/linear_sites.h"
 #include "optim/registry.h"
@@ -20,10 +21,8 @@ int64_t few_blocks(const StrategySettings& strategy) {
 
 bool are_alike(const LinearPlan& a, const LinearPlan& b) {
   return a.site.in_features == b.site.in_features && a.site.out_features == b.site.out_features &&
-         a.site.token_share == b.site.token_share && a.fprop == b.fprop && a.dgrad == b.dgrad &&
-         a.wgrad == b.wgrad && a.exempt_reason.empty() == b.exempt_reason.empty() &&
-         a.activation == b.activation && a.evaluate_scaled == b.evaluate_scaled &&
-         a.swiglu == b.swiglu && a.remade_input == b.remade_input;
+         a.site.token_share == b.site.token_share &&
+         a.exempt_reason.empty() == b.exempt_reason.empty() && make_same_calls(a, b);
 }
 
 template <typename Number>
@@ -34,14 +33,6 @@ Number along(Number fewer, Number more, int64_t times) {
 Traffic along(const Traffic& fewer, const Traffic& more, int64_t times) {
   return {along(fewer.within_node, more.within_node, times),
           along(fewer.between_nodes, more.between_nodes, times)};
-}
-
-OpCounters along(const OpCounters& fewer, const OpCounters& more, int64_t times) {
-  return {.gemm_flops = along(fewer.gemm_flops, more.gemm_flops, times),
-          .gemm_flops_8bit = along(fewer.gemm_flops_8bit, more.gemm_flops_8bit, times),
-          .attention_flops = along(fewer.attention_flops, more.attention_flops, times),
-          .bytes = along(fewer.bytes, more.bytes, times),
-          .operations = along(fewer.operations, more.operations, times)};
 }
 
 /// Adds calls, each `times` as often; those of a step's difference can be fewer than none.
@@ -64,7 +55,8 @@ DryRunStep along(const DryRunStep& fewer, DryRunStep more, int64_t times) {
     all.memory.add(category,
                    along(fewer.memory.current(category), more.memory.current(category), times));
   }
-  all.work = along(fewer.work, more.work, times);
+  all.work = fewer.work;
+  add_times(all.work, fewer.work, more.work, times);
   all.sent = along(fewer.sent, more.sent, times);
   all.sent_by_layers = along(fewer.sent_by_layers, more.sent_by_layers, times);
   all.nccl_bytes = more.nccl_bytes;

@@ -11,7 +11,7 @@
 #include "engine/stage_messages.h"
 #include "engine/tied_table.h"
 #include "model/decoder.h"
-#include "nn/context_gather.h"
+#include "nn/context_exchange.h"
 #include "optim/optimizer.h"
 #include "parallel/layout.h"
 

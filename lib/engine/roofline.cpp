@@ -1,6 +1,7 @@
 #include "engine/roofline.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 
 #include "base/error.h"
@@ -14,27 +15,25 @@ constexpr double kGiga = 1e9;
 constexpr double kLanes = 32;
 
 double flops_per_second(Arithmetic arithmetic, const GpuKind& gpu, const AchievedShares& shares) {
-  switch (arithmetic) {
-    case Arithmetic::none:
-      return 0;
-    case Arithmetic::f32:
-      return gpu.tera_flops_f32 * kTera * shares.f32;
-    case Arithmetic::bits16:
-      return gpu.tera_flops_16bit * kTera * shares.bits16;
-    case Arithmetic::fp8:
-      return gpu.tera_flops_8bit * kTera * shares.fp8;
-    case Arithmetic::fp8_fast:
-      return gpu.tera_flops_8bit * kTera * shares.fp8_fast;
-    case Arithmetic::attention_forward:
-      return gpu.tera_flops_16bit * kTera * shares.attention_forward;
-    case Arithmetic::attention_backward:
-      return gpu.tera_flops_16bit * kTera * shares.attention_backward;
-    case Arithmetic::attention_forward_fp8:
-      return gpu.tera_flops_8bit * kTera * shares.attention_forward_fp8;
-    case Arithmetic::attention_backward_fp8:
-      return gpu.tera_flops_8bit * kTera * shares.attention_backward_fp8;
+  struct Rate {
+    double GpuKind::*stated;
+    double AchievedShares::*share;
+  };
+  static constexpr Rate kRates[] = {
+      {&GpuKind::tera_flops_f32, &AchievedShares::f32},
+      {&GpuKind::tera_flops_16bit, &AchievedShares::bits16},
+      {&GpuKind::tera_flops_8bit, &AchievedShares::fp8},
+      {&GpuKind::tera_flops_8bit, &AchievedShares::fp8_fast},
+      {&GpuKind::tera_flops_16bit, &AchievedShares::attention_forward},
+      {&GpuKind::tera_flops_16bit, &AchievedShares::attention_backward},
+      {&GpuKind::tera_flops_8bit, &AchievedShares::attention_forward_fp8},
+      {&GpuKind::tera_flops_8bit, &AchievedShares::attention_backward_fp8}};
+  static_assert(std::size(kRates) == static_cast<size_t>(Arithmetic::attention_backward_fp8));
+  if (arithmetic == Arithmetic::none) {
+    return 0;
   }
-  return 0;
+  const Rate& rate = kRates[static_cast<size_t>(arithmetic) - 1];
+  return gpu.*rate.stated * kTera * shares.*rate.share;
 }
 
 /// Throws InternalError for a span around parts of a step that is not one of them.

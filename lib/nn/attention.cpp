@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "nn/context_gather.h"
-#include "nn/context_swap.h"
+#include "nn/context_exchange.h"
 #include "nn/partial_gradient.h"
 #include "ops/attention/copy_rows.h"
 #include "ops/norm/norm.h"
@@ -58,7 +57,31 @@ View of_chunk(const View& log_sum_exp, const Chunk& chunk) {
           {log_sum_exp.shape[0], log_sum_exp.shape[1], chunk.count}};
 }
 
+/// A tensor with one scale, which one GEMM reads.
+QuantizedInput one_way(ScalingState& scaling, const std::string& layer, const char* name,
+                       const TensorFormat& format) {
+  return {scaling,
+          layer,
+          {.name = name, .format = format, .other = format, .cut = {Cut::columns, {}}},
+          {}};
+}
+
+ops::KernelCodes in_kernel(const StepContext& context, const ScalingSlot& slot) {
+  return {slot.format.dtype, slot.scale, slot.scale_inv, context.training ? slot.amax : nullptr};
+}
+
 }  // namespace
+
+AttentionScaling::AttentionScaling(const AttentionPlan& plan, const std::string& layer,
+                                   bool in_evaluation, ScalingState& scaling)
+    : qkv(scaling, layer,
+          {.name = "qkv", .format = plan.qkv, .other = plan.qkv, .cut = {Cut::columns, {}}}, {},
+          in_evaluation),
+      out(one_way(scaling, layer, "out", plan.out)),
+      dout(one_way(scaling, layer, "dout", plan.dout)),
+      dqkv(one_way(scaling, layer, "dqkv", plan.dqkv)),
+      probabilities(scaling.add(layer, "p", plan.probabilities)),
+      dscores(plan.dscores.is_scaled() ? scaling.add(layer, "ds", plan.dscores) : nullptr) {}
 
 Attention::Attention(Dimensions dimensions, Linear qkv, Linear output, HeadNorms norms,
                      const RotaryTables& rotary, std::optional<AttentionScaling> scaling)
@@ -94,6 +117,14 @@ ops::HeadsView Attention::slice(const View& projected, int64_t first_head, int64
           .length_capacity = length};
 }
 
+/// Some heads of all positions, as rows of NormRows.
+View Attention::heads_of(const View& projected, int64_t first_head, int64_t heads) const {
+  const int64_t rows = projected.shape.rows();
+  return {slice(projected, first_head, rows).data,
+          projected.dtype,
+          {rows * heads, dimensions_.head_dim}};
+}
+
 void Attention::rotate(const StepContext& context, const ops::HeadsView& q, int64_t batch,
                        int64_t length, int64_t position, bool inverse) const {
   if (!rotary_->cosines.empty()) {
@@ -123,15 +154,14 @@ void Attention::normalize_heads(const StepContext& context, const View& projecte
         allocate(arena, projected.dtype, {parts * rows, heads / parts * dimensions_.head_dim});
     rstd = allocate(arena, DType::f32, {parts * rows, heads / parts});
     for (int64_t part = 0; part < parts; ++part) {
-      ops::head_rms_norm_forward(context.stream,
-                                 {.x = slice(projected, first_head + part * (heads / parts), rows),
-                                  .rows = rows,
-                                  .heads = heads / parts,
-                                  .head_dim = dimensions_.head_dim,
-                                  .weight = weight->value,
-                                  .eps = norms_.eps,
-                                  .original = rows_of(original, part * rows, rows),
-                                  .rstd = rows_of(rstd, part * rows, rows)});
+      const View x = heads_of(projected, first_head + part * (heads / parts), heads / parts);
+      ops::norm_forward(context.stream, {.x = x,
+                                         .weight = weight->value,
+                                         .eps = norms_.eps,
+                                         .y = x,
+                                         .rstd = rows_of(rstd, part * rows, rows),
+                                         .rows = {projected.shape.back(), heads / parts},
+                                         .original = rows_of(original, part * rows, rows)});
     }
   };
   normalize(0, dimensions_.heads, norms_.q, saved.q_original, saved.q_rstd);
@@ -230,7 +260,8 @@ void Attention::forward(const StepContext& context, const InputTensor& x, View y
     past = std::max(past, cache.length);
   }
   Arena& arena = context.training ? *context.saved : *context.scratch;
-  const bool in_codes = reads_codes(context, caches);
+  const bool in_codes =
+      scaling_ && caches.empty() && scaling_->qkv.reads_codes(context, Along::rows);
   const bool saves_codes = in_codes && context.training && scaling_->dscores != nullptr;
   const View projected = allocate(swaps(context) || saves_codes ? *context.scratch : arena, dtype,
                                   {own_rows, dimensions_.qkv_width()});
@@ -356,13 +387,13 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
     heads_to_rows(context, heads, d_projected, batch, qkv_pieces());
   }
   if (norms_.q != nullptr) {
-    normalize_heads_backward(context, d_projected, own_rows / batch, saved);
+    normalize_heads_backward(context, d_projected, saved);
   }
   qkv_.backward(context, d_projected, dx, saved.qkv);
 }
 
 void Attention::normalize_heads_backward(const StepContext& context, const View& d_projected,
-                                         int64_t length, const Saved& saved) const {
+                                         const Saved& saved) const {
   const auto& [heads, kv_heads, head_dim] = dimensions_;
   const int64_t rows = d_projected.shape.rows();
   const View partial =
@@ -373,21 +404,97 @@ void Attention::normalize_heads_backward(const StepContext& context, const View&
     gradient.add(count,
                  [&](const SumRange& range, const std::array<View, 1>& gradients, bool overwrites) {
                    const int64_t first_row = range.first / range.count * rows;
-                   ops::head_rms_norm_backward(
-                       context.stream, {.dx = slice(d_projected, first_head + range.first, length),
-                                        .rows = rows,
-                                        .heads = range.count,
-                                        .head_dim = dimensions_.head_dim,
-                                        .original = rows_of(original, first_row, rows),
-                                        .weight = weight.value,
-                                        .rstd = rows_of(rstd, first_row, rows),
-                                        .weight_grad = gradients[0],
-                                        .scratch = partial,
-                                        .overwrite_weight_grad = overwrites});
+                   const View dx = heads_of(d_projected, first_head + range.first, range.count);
+                   ops::norm_backward(context.stream,
+                                      {.dy = dx,
+                                       .x = reshaped(rows_of(original, first_row, rows), dx.shape),
+                                       .weight = weight.value,
+                                       .rstd = rows_of(rstd, first_row, rows),
+                                       .dx = dx,
+                                       .weight_grad = gradients[0],
+                                       .scratch = partial,
+                                       .overwrite_weight_grad = overwrites,
+                                       .rows = {d_projected.shape.back(), range.count}});
                  });
   };
   normalize_backward(0, heads, *norms_.q, saved.q_original, saved.q_rstd);
   normalize_backward(heads, kv_heads, *norms_.k, saved.k_original, saved.k_rstd);
+}
+
+/// Writes saved.attended and saved.log_sum_exp. An output that has a scale is what its codes say.
+void Attention::codes_forward(const StepContext& context, int64_t batch, Arena& of_codes,
+                              Saved& saved) const {
+  check(context.context_ranks == nullptr, "attention in FP8 has whole sequences");
+  ArenaScope scope(*context.scratch);
+  const View& attended = saved.attended;
+  const int64_t length = attended.shape.rows() / batch;
+  const QuantizedInput::Memory memory = {&of_codes, nullptr};
+  saved.projected_codes =
+      scaling_->qkv.operands(context, saved.projected, memory).along_rows.tensor;
+  const View& codes = saved.projected_codes.codes;
+  const bool is_cast = scaling_->out.slot(Along::rows) != nullptr;
+  const InputTensor out =
+      is_cast ? scaling_->out.allocate(context, attended.dtype, attended.shape, memory) : attended;
+  const auto& [heads, kv_heads, head_dim] = dimensions_;
+  ops::attention_forward(context.stream,
+                         {.shape = shape(dimensions_, batch, length, length),
+                          .q = slice(codes, 0, length),
+                          .k = slice(codes, heads, length),
+                          .v = slice(codes, heads + kv_heads, length),
+                          .out = slice(out.plain, 0, length),
+                          .log_sum_exp = saved.log_sum_exp,
+                          .document_starts = context.document_starts,
+                          .codes = {.qkv_inv = saved.projected_codes.tensor_scale,
+                                    .probabilities = in_kernel(context, *scaling_->probabilities),
+                                    .cast = out.cast}});
+  if (is_cast) {
+    saved.attended_codes = scaling_->out.operands(context, out, memory).along_rows.tensor;
+    ops::dequantize(context.stream, saved.attended_codes, attended);
+  }
+}
+
+/// Of probabilities it reads the scale of the forward pass, and the output as that pass has it.
+void Attention::codes_backward(const StepContext& context, const View& d_attended,
+                               const View& d_projected, int64_t batch, const Saved& saved) const {
+  ArenaScope scope(*context.scratch);
+  const auto& [heads, kv_heads, head_dim] = dimensions_;
+  const int64_t length = d_projected.shape.rows() / batch;
+  const QuantizedInput::Memory memory = {context.scratch, nullptr};
+  const Encoded dout = scaling_->dout.operands(context, d_attended, memory).along_rows.tensor;
+  const View& codes = saved.projected_codes.codes;
+  const bool out_in_codes = !saved.attended_codes.empty();
+  const bool is_cast = scaling_->dqkv.slot(Along::rows) != nullptr;
+  const InputTensor dqkv =
+      is_cast ? scaling_->dqkv.allocate(context, d_projected.dtype, d_projected.shape, memory)
+              : d_projected;
+  StepContext forward = context;
+  forward.training = false;
+  ops::AttentionBackward call = {
+      .shape = shape(dimensions_, batch, length, length),
+      .q = slice(codes, 0, length),
+      .k = slice(codes, heads, length),
+      .v = slice(codes, heads + kv_heads, length),
+      .out = slice(out_in_codes ? saved.attended_codes.codes : saved.attended, 0, length),
+      .log_sum_exp = saved.log_sum_exp,
+      .dout = slice(dout.codes, 0, length),
+      .dq = slice(dqkv.plain, 0, length),
+      .dk = slice(dqkv.plain, heads, length),
+      .dv = slice(dqkv.plain, heads + kv_heads, length),
+      .document_starts = context.document_starts,
+      .codes = {.qkv_inv = saved.projected_codes.tensor_scale,
+                .out_inv = saved.attended_codes.tensor_scale,
+                .dout_inv = dout.tensor_scale,
+                .probabilities = in_kernel(forward, *scaling_->probabilities),
+                .dscores = in_kernel(context, *scaling_->dscores),
+                .cast = dqkv.cast}};
+  call.shape.deterministic = context.deterministic;
+  const int64_t scratch = ops::attention_backward_scratch(context.stream, call);
+  call.scratch = allocate(*context.scratch, DType::f32, {scratch});
+  ops::attention_backward(context.stream, call);
+  if (is_cast) {
+    ops::dequantize(context.stream,
+                    scaling_->dqkv.operands(context, dqkv, memory).along_rows.tensor, d_projected);
+  }
 }
 
 }  // namespace fp8train

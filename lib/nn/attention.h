@@ -60,8 +60,8 @@ class Attention {
     Linear::Saved qkv, output;
     /// The operands and the result of attention: q, k, v after norm and rotation, [B * T, (H + 2
     /// Hkv) D]; its output, [B * T, H D]; fp32 [B, H, T]. Where ranks share sequences, T is that of
-    /// the rank's part; where they swap rows for heads (context_swap.h), of the whole, H and Hkv
-    /// being those of the rank.
+    /// the rank's part; where they swap rows for heads (context_exchange.h), of the whole, H and
+    /// Hkv being those of the rank.
     View projected, attended, log_sum_exp;
     /// Codes of q, k and v and of the output, which backward in FP8 reads instead.
     Encoded projected_codes, attended_codes;
@@ -105,6 +105,7 @@ class Attention {
   ops::AttentionShape shape(const Dimensions& heads, int64_t batch, int64_t queries,
                             int64_t keys) const;
   ops::HeadsView slice(const View& projected, int64_t first_head, int64_t length) const;
+  View heads_of(const View& projected, int64_t first_head, int64_t heads) const;
   /// The heads of q, and those of k, which follow them in each row.
   void rotate(const StepContext& context, const ops::HeadsView& q, int64_t batch, int64_t length,
               int64_t position, bool inverse) const;
@@ -116,7 +117,6 @@ class Attention {
                       const Saved& saved) const;
   std::array<ops::HeadsView, 2> gather_keys(const StepContext& context, const View& projected,
                                             int64_t batch) const;
-  bool reads_codes(const StepContext& context, std::span<const KvCache> caches) const;
   void codes_forward(const StepContext& context, int64_t batch, Arena& of_codes,
                      Saved& saved) const;
   void codes_backward(const StepContext& context, const View& d_attended, const View& d_projected,
@@ -125,7 +125,7 @@ class Attention {
                          const std::array<ops::HeadsView, 2>& keys, const Saved& saved) const;
   void attention_backward(const StepContext& context, const View& d_attended,
                           const View& d_projected, int64_t batch, const Saved& saved) const;
-  void normalize_heads_backward(const StepContext& context, const View& d_projected, int64_t length,
+  void normalize_heads_backward(const StepContext& context, const View& d_projected,
                                 const Saved& saved) const;
 
   Dimensions dimensions_;

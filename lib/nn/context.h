@@ -111,7 +111,7 @@ struct StepContext {
 
   /// The ranks that share each sequence; null: one rank. They swap rows for heads around attention.
   RankExchange* context_ranks = nullptr;
-  /// Not null: they gather keys and values instead, and have these chunks (nn/context_gather.h).
+  /// Not null: they gather keys and values instead, and have these chunks (nn/context_exchange.h).
   const ChunkDeal* chunks = nullptr;
   /// The ranks that have different experts of each layer; null: this one has all.
   RankExchange* expert_ranks = nullptr;

@@ -19,17 +19,12 @@
 namespace fp8train {
 namespace {
 
-/// Whether two layers make the same calls: whatever their plans are called, adapters aside.
+/// Whether two layers make the same calls, adapters aside.
 bool are_alike(const Linear& a, const Linear& b) {
-  const LinearPlan& one = a.plan();
-  const LinearPlan& other = b.plan();
-  const Parameter& of_one = a.weight().parameter();
-  const Parameter& of_other = b.weight().parameter();
-  return one.fprop == other.fprop && one.dgrad == other.dgrad && one.wgrad == other.wgrad &&
-         one.activation == other.activation && one.evaluate_scaled == other.evaluate_scaled &&
-         one.swiglu == other.swiglu && one.remade_input == other.remade_input &&
-         one.has_plain_stages == other.has_plain_stages && of_one.formats == of_other.formats &&
-         of_one.gathered.form == of_other.gathered.form && of_one.trained && of_other.trained &&
+  const Parameter& of_a = a.weight().parameter();
+  const Parameter& of_b = b.weight().parameter();
+  return make_same_calls(a.plan(), b.plan()) && of_a.formats == of_b.formats &&
+         of_a.gathered.form == of_b.gathered.form && of_a.trained && of_b.trained &&
          !a.has_adapters() && !b.has_adapters();
 }
 

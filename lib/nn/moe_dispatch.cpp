@@ -1,6 +1,5 @@
 // The rows of experts between ranks that have different ones.
 
-#include <array>
 #include <cstdint>
 #include <iterator>
 
@@ -19,15 +18,10 @@ void Moe::copy_blocks(const StepContext& context, const View& by_rank, const Vie
   const int64_t experts = std::ssize(experts_);
   const int64_t width = by_rank.shape.back();
   const int64_t rows = by_rank.shape.rows() / (ranks * experts);
-  const std::array<int64_t, 3> strides[] = {{experts * rows * width, rows * width, width},
-                                            {rows * width, ranks * rows * width, width}};
-  ops::copy_rows(context.stream, {.from = (to_experts ? by_rank : by_expert).data,
-                                  .to = (to_experts ? by_expert : by_rank).data,
-                                  .dtype = by_rank.dtype,
-                                  .extents = {ranks, experts, rows},
-                                  .width = width,
-                                  .from_strides = strides[to_experts ? 0 : 1],
-                                  .to_strides = strides[to_experts ? 1 : 0]});
+  ops::copy_between(context.stream, {by_rank.data, {experts * rows * width, rows * width, width}},
+                    {by_expert.data, {rows * width, ranks * rows * width, width}},
+                    {.dtype = by_rank.dtype, .extents = {ranks, experts, rows}, .width = width},
+                    to_experts);
 }
 
 /// `received` may be `sent`.

@@ -11,6 +11,8 @@
 #include "base/error.h"
 #include "nn/context.h"
 #include "nn/parameter.h"
+#include "ops/exchange/wire.h"
+#include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
 
@@ -18,12 +20,6 @@ namespace fp8train {
 struct SumRange {
   int64_t first = 0, count = 0;
 };
-
-/// Returns the sum of the rows of fp32 [parts, n], and over ranks, all in pairs; in scratch.
-View sum_of_ranks(const StepContext& context, const View& parts);
-/// Adds to the gradient of a vector, or overwrites it.
-void add_to_gradient(const StepContext& context, const Parameter& parameter, const View& sum,
-                     bool overwrites);
 
 /// Memory for the partial sums of the gradients of `Count` parameters that one operation makes; a
 /// parameter may be null. It is in the scratch arena, valid as long as the caller's scope.
@@ -79,12 +75,26 @@ class PartialGradients {
     }
     return views;
   }
-  void add_sums(const View& sums) const {
-    const View whole = sum_of_ranks(context_, sums);
-    const Views of_parameters = views(whole);
+  /// Adds the rows of fp32 [parts, n], and those of ranks, all in pairs.
+  void add_sums(const View& parts) const {
+    View sum = reshaped(rows_of(parts, 0, 1), {parts.shape.back()});
+    if (parts.shape.rows() > 1) {
+      sum = allocate(*context_.scratch, DType::f32, sum.shape);
+      ops::combine_ranks(context_.stream, parts, ops::Combine::pairs, sum);
+    }
+    if (context_.tensor_ranks != nullptr) {
+      context_.tensor_ranks->sum(context_, sum);
+    }
+    const Views sums = views(sum);
     for (size_t i = 0; i < Count; ++i) {
-      if (parameters_[i] != nullptr && parameters_[i]->trained) {
-        add_to_gradient(context_, *parameters_[i], of_parameters[i], overwrites(*parameters_[i]));
+      if (parameters_[i] == nullptr || !parameters_[i]->trained) {
+        continue;
+      }
+      const View& gradient = parameters_[i]->gradient;
+      if (overwrites(*parameters_[i])) {
+        ops::cast(context_.stream, sums[i], gradient);
+      } else {
+        ops::add(context_.stream, gradient, sums[i], gradient);
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iterator>
 #include <string_view>
+#include <type_traits>
 
 namespace fp8train {
 
@@ -172,64 +173,30 @@ struct e8m0 {
   uint8_t bits;
 };
 
-/// The DType of a C++ element type.
-template <typename T>
-constexpr DType dtype_of();
-template <>
-constexpr DType dtype_of<float>() {
-  return DType::f32;
-}
-template <>
-constexpr DType dtype_of<double>() {
-  return DType::f64;
-}
-template <>
-constexpr DType dtype_of<bf16>() {
-  return DType::bf16;
-}
-template <>
-constexpr DType dtype_of<f16>() {
-  return DType::f16;
-}
-template <>
-constexpr DType dtype_of<e4m3>() {
-  return DType::e4m3;
-}
-template <>
-constexpr DType dtype_of<e5m2>() {
-  return DType::e5m2;
-}
-template <>
-constexpr DType dtype_of<e2m1>() {
-  return DType::e2m1;
-}
-template <>
-constexpr DType dtype_of<e8m0>() {
-  return DType::e8m0;
-}
-template <>
-constexpr DType dtype_of<int8_t>() {
-  return DType::i8;
-}
-template <>
-constexpr DType dtype_of<uint8_t>() {
-  return DType::u8;
-}
-template <>
-constexpr DType dtype_of<uint16_t>() {
-  return DType::u16;
-}
-template <>
-constexpr DType dtype_of<int32_t>() {
-  return DType::i32;
-}
-template <>
-constexpr DType dtype_of<int64_t>() {
-  return DType::i64;
-}
+/// A list of C++ element types (numeric/with_type.h).
+template <typename... Types>
+struct TypeList;
+/// One for each line of kDTypes, in its order.
+using AllTypes = TypeList<float, bf16, f16, e4m3, e5m2, e2m1, e8m0, int8_t, uint8_t, uint16_t,
+                          int32_t, int64_t, double>;
 
-/// The same, for code of kernels.
+namespace detail {
+template <typename T, typename... Types>
+constexpr DType type_in(const TypeList<Types...>* /*all*/) {
+  static_assert(sizeof...(Types) == std::size(kDTypes));
+  static_assert((std::is_same_v<T, Types> || ...), "tensors do not hold this type");
+  size_t index = 0;
+  (void)((std::is_same_v<T, Types> || (++index, false)) || ...);
+  return kDTypes[index].type;
+}
+}  // namespace detail
+
+/// The DType of a C++ element type, for code of kernels too.
 template <typename T>
-inline constexpr DType kTypeOf = dtype_of<T>();
+inline constexpr DType kTypeOf = detail::type_in<T>(static_cast<const AllTypes*>(nullptr));
+template <typename T>
+constexpr DType dtype_of() {
+  return kTypeOf<T>;
+}
 
 }  // namespace fp8train

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstddef>
-#include <iterator>
 #include <type_traits>
 
 #include "numeric/dtype.h"
@@ -56,18 +55,6 @@ template <typename... A, typename... B>
 constexpr TypeList<A..., B...> operator+(TypeList<A...> /*first*/, TypeList<B...> /*second*/) {
   return {};
 }
-
-/// One for each line of kDTypes, in its order.
-using AllTypes = TypeList<float, bf16, f16, e4m3, e5m2, e2m1, e8m0, int8_t, uint8_t, uint16_t,
-                          int32_t, int64_t, double>;
-static_assert([] {
-  for (size_t i = 0; i < std::size(kDTypes); ++i) {
-    if (AllTypes::kTypes[i] != kDTypes[i].type) {
-      return false;
-    }
-  }
-  return AllTypes::count == std::size(kDTypes);
-}());
 
 namespace detail {
 template <bool (*Belongs)(DType), typename... Types>

@@ -11,7 +11,6 @@
 // the weight, and takes its factors from control blocks of its own.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "base/error.h"
@@ -89,17 +88,13 @@ void copy_parts(Stream stream, const Parameter& of, const View& of_ranks, const 
   int64_t begin = 0;
   for (const int64_t rows : of.matrices) {
     const int64_t shift = parts.by_columns ? columns : rows * width;  // from rank to rank
-    const std::array<int64_t, 3> of_part = {0, of.shape.count(), columns};
-    const std::array<int64_t, 3> of_whole = {0, shift, width};
-    void* const part = of_ranks.as<float>() + first * of.shape.count() + begin * columns;
-    void* const rank_of_whole = whole.as<float>() + parts.whole_rows(begin) * width + first * shift;
-    ops::copy_rows(stream, {.from = to_whole ? part : rank_of_whole,
-                            .to = to_whole ? rank_of_whole : part,
-                            .dtype = DType::f32,
-                            .extents = {1, to_whole ? parts.ranks : 1, rows},
-                            .width = columns,
-                            .from_strides = to_whole ? of_part : of_whole,
-                            .to_strides = to_whole ? of_whole : of_part});
+    ops::copy_between(
+        stream,
+        {of_ranks.as<float>() + first * of.shape.count() + begin * columns,
+         {0, of.shape.count(), columns}},
+        {whole.as<float>() + parts.whole_rows(begin) * width + first * shift, {0, shift, width}},
+        {.dtype = DType::f32, .extents = {1, to_whole ? parts.ranks : 1, rows}, .width = columns},
+        to_whole);
     begin += rows;
   }
 }

@@ -264,10 +264,12 @@ void Optimizer::finish_update(const Update& step, const Parameter& parameter, Do
   if (!done.cast) {
     cast_weight(step.stream, parameter, cast_of(parameter, step));
   }
-  // With several ranks update_sum_scales() moves this scale, by the counts of all parts.
   if (parameter.automatic != nullptr && !parameter.scales_sum) {
-    ops::update_auto_scale(step.stream, parameter.stored_gradient.codes, parameter.automatic,
-                           &device_control()->skip, parameter.sharding.cut.has_value());
+    ops::count_at_maximum(step.stream, parameter.stored_gradient.codes, parameter.automatic);
+    // With several ranks the scale moves by the counts of all parts.
+    if (!parameter.sharding.cut) {
+      update_sum_scales(step.stream, {parameter.automatic, 1}, {parameter.automatic, 1});
+    }
   }
 }
 

@@ -14,8 +14,8 @@ namespace fp8train {
 
 /// How the ranks of the context axis compute attention over whole sequences.
 enum class ContextKind : uint8_t {
-  heads,   ///< they swap rows for heads (nn/context_swap.h)
-  gather,  ///< they gather keys and values (nn/context_gather.h)
+  heads,   ///< they swap rows for heads (nn/context_exchange.h)
+  gather,  ///< they gather keys and values (nn/context_exchange.h)
 };
 inline constexpr std::pair<ContextKind, std::string_view> kContextKinds[] = {
     {ContextKind::heads, "heads"}, {ContextKind::gather, "gather"}};

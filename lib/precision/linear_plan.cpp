@@ -282,6 +282,13 @@ bool glob_match(const std::string& pattern, const std::string& text) {
   return p == pattern.size();
 }
 
+bool make_same_calls(const LinearPlan& a, const LinearPlan& b) {
+  return a.fprop == b.fprop && a.dgrad == b.dgrad && a.wgrad == b.wgrad &&
+         a.activation == b.activation && a.evaluate_scaled == b.evaluate_scaled &&
+         a.swiglu == b.swiglu && a.remade_input == b.remade_input &&
+         a.has_plain_stages == b.has_plain_stages;
+}
+
 bool crosses_as_codes(const TensorFormat& along_rows, const TensorFormat& along_columns,
                       const TensorFormat& other) {
   return along_rows.is_scaled() && along_rows.block == per::tensor && along_columns == along_rows &&

@@ -67,6 +67,9 @@ struct LinearPlan {
   bool is_smoothed() const { return swiglu == SwigluInput::smoothed; }
 };
 
+/// Whether layers of the same shape make the same calls: whatever their plans are called.
+bool make_same_calls(const LinearPlan& a, const LinearPlan& b);
+
 /// Whether ranks exchange rows of a tensor as the codes of its one scale, which both of its GEMMs
 /// read. `other`: the operand with which it is multiplied along columns.
 bool crosses_as_codes(const TensorFormat& along_rows, const TensorFormat& along_columns,

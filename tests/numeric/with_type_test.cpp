@@ -62,6 +62,10 @@ std::vector<DType> types_of(TypeList<Types...> /*list*/) {
 
 TEST_CASE("Lists of element types follow from the table", "[numeric]") {
   using Types = std::vector<DType>;
+  CHECK(types_of(TypeList<float, bf16, f16, e4m3, e5m2, e2m1, e8m0, int8_t, uint8_t, uint16_t,
+                          int32_t, int64_t, double>{}) ==
+        Types{DType::f32, DType::bf16, DType::f16, DType::e4m3, DType::e5m2, DType::e2m1,
+              DType::e8m0, DType::i8, DType::u8, DType::u16, DType::i32, DType::i64, DType::f64});
   CHECK(types_of(CodeTypes{}) == Types{DType::e4m3, DType::e5m2, DType::e2m1, DType::i8});
   CHECK(types_of(PlainWireTypes{}) == Types{DType::f32, DType::bf16});
   CHECK(types_of(WireCodes{}) == Types{DType::e4m3, DType::e5m2, DType::i8});

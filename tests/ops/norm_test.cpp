@@ -200,26 +200,27 @@ TEST_CASE("the norm of heads is RMSNorm on slices of wider rows", "[norm]") {
       wide.set(at, o.x.get(i));
       wide_gradient.set(at, o.dy.get(i));
     }
-    const auto slice = [&](Array& array) { return heads_of(array, 5, stride, rows); };
+    const auto slice = [&](Array& array) {
+      return View{heads_of(array, 5, stride, rows).data, type.dtype, {rows * heads, dim}};
+    };
     Array original(type.dtype, {rows, heads * dim});
     Array rstd(DType::f32, {rows, heads});
-    ops::head_rms_norm_forward(stream, {.x = slice(wide),
-                                        .rows = rows,
-                                        .heads = heads,
-                                        .head_dim = dim,
-                                        .weight = o.weight,
-                                        .eps = kNormEps,
-                                        .original = original,
-                                        .rstd = rstd});
-    ops::head_rms_norm_backward(stream, {.dx = slice(wide_gradient),
-                                         .rows = rows,
-                                         .heads = heads,
-                                         .head_dim = dim,
-                                         .original = original,
-                                         .weight = o.weight,
-                                         .rstd = rstd,
-                                         .weight_grad = o.weight_grad,
-                                         .scratch = o.scratch});
+    ops::norm_forward(stream, {.x = slice(wide),
+                               .weight = o.weight,
+                               .eps = kNormEps,
+                               .y = slice(wide),
+                               .rstd = rstd,
+                               .rows = {stride, heads},
+                               .original = original});
+    ops::NormBackward backward = {.dy = slice(wide_gradient),
+                                  .x = reshaped(original.view(), {rows * heads, dim}),
+                                  .weight = o.weight,
+                                  .rstd = rstd,
+                                  .dx = slice(wide_gradient),
+                                  .weight_grad = o.weight_grad,
+                                  .scratch = o.scratch,
+                                  .rows = {stride, heads}};
+    ops::norm_backward(stream, backward);
     const NormReference want =
         norm_reference(p, doubles(o.x), doubles(o.weight), doubles(o.bias), doubles(o.dy), false);
     Array y(type.dtype, {rows * heads, dim});
@@ -239,16 +240,8 @@ TEST_CASE("the norm of heads is RMSNorm on slices of wider rows", "[norm]") {
     CHECK(worst_error(y, want.y, type.rounding, kNormArithmetic) <= 1);
     CHECK(worst_error(dx, want.dx, type.rounding, kNormArithmetic) <= 1);
     CHECK(worst_error(o.weight_grad, plus_half(want.weight_grad), 0, kNormSumOverRows) <= 1);
-    ops::head_rms_norm_backward(stream, {.dx = slice(wide_gradient),
-                                         .rows = rows,
-                                         .heads = heads,
-                                         .head_dim = dim,
-                                         .original = original,
-                                         .weight = o.weight,
-                                         .rstd = rstd,
-                                         .weight_grad = o.weight_grad,
-                                         .scratch = o.scratch,
-                                         .overwrite_weight_grad = true});
+    backward.overwrite_weight_grad = true;
+    ops::norm_backward(stream, backward);
     const NormReference again =
         norm_reference(p, doubles(o.x), doubles(o.weight), doubles(o.bias), doubles(dx), false);
     CHECK(worst_error(o.weight_grad, again.weight_grad, 0, kNormSumOverRows) <= 1);
@@ -273,6 +266,9 @@ TEST_CASE("norms refuse shapes that do not fit", "[norm]") {
   ops::NormBackward backward = o.backward(true);
   backward.scratch = short_scratch;
   CHECK_THROWS_AS(ops::norm_backward(cpu_stream(), backward), InternalError);
+  refused([&](ops::NormForward& call) { call.rows = {15, 2}; });  // heads overlap
+  refused([&](ops::NormForward& call) { call.rows = {24, 3}; });  // of four rows
+  refused([&](ops::NormForward& call) { call.original = short_weight; });
 }
 
 }  // namespace

@@ -242,9 +242,8 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
           Orientation columnwise(format, ScaleLayout::row_major, 520, 300);
           ops::QuantizeStatistics statistics{};
           float amax = 0.0F;
-          table.quantize_blocks(cpu_stream(), x,
-                                {both ? rowwise.view() : Encoded{}, columnwise.view()}, &amax,
-                                &statistics, CastStep::all);
+          table.quantize(cpu_stream(), x, {both ? rowwise.view() : Encoded{}, columnwise.view()},
+                         &amax, &statistics, {});
           Bits bits;
           bits.add_value(amax);
           for (const Orientation* side : {&rowwise, &columnwise}) {
@@ -253,7 +252,7 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
           }
           bits.add_value(statistics);
           Array y(type.dtype, {520, 300});
-          table.dequantize_blocks(cpu_stream(), columnwise.view(), y);
+          table.dequantize(cpu_stream(), columnwise.view(), y);
           bits.add(y);
           return bits;
         }));

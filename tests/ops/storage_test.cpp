@@ -194,6 +194,13 @@ TEST_CASE("automatic scaling leaves the scale of a tensor that is not finite", "
   }
 }
 
+/// Counts the codes of a whole tensor on one rank, and updates its controller.
+void update_auto_scale(Array& codes, ops::AutoScale& automatic, int32_t skip = 0) {
+  automatic.elements = codes.count();
+  ops::count_at_maximum(cpu_stream(), codes, &automatic);
+  ops::update_auto_scales(cpu_stream(), &automatic, 1, &automatic, 1, &skip);
+}
+
 TEST_CASE("the automatic factor halves where codes saturate and grows slowly elsewhere",
           "[ops][storage]") {
   // 2 of 100000 codes at the largest magnitude are more than 1e-5 of them, 1 is not.
@@ -204,8 +211,7 @@ TEST_CASE("the automatic factor halves where codes saturate and grows slowly els
     }
     Array codes(DType::e4m3, {100000}, values);
     ops::AutoScale automatic = {.factor = 0.25F, .at_maximum = 0};
-    const int32_t progress = 0;
-    ops::update_auto_scale(cpu_stream(), codes, &automatic, &progress);
+    update_auto_scale(codes, automatic);
     CHECK(automatic.factor ==
           Approx(saturated > 1 ? 0.125 : 0.25 * std::exp2(0.001)).epsilon(1e-7));
     CHECK(automatic.at_maximum == 0);
@@ -217,25 +223,22 @@ TEST_CASE("the automatic factor halves where codes saturate and grows slowly els
     std::fill_n(values.begin(), saturated, 448.0F);
     Array codes(DType::e4m3, {16384}, values);
     ops::AutoScale automatic;
-    const int32_t progress = 0;
-    ops::update_auto_scale(cpu_stream(), codes, &automatic, &progress);
+    update_auto_scale(codes, automatic);
     CHECK(automatic.factor == Approx(saturated > 1 ? 0.5 : std::exp2(0.001)).epsilon(1e-7));
   }
   // A thousand steps without saturation double it, within the rounding of each product.
   ops::AutoScale automatic;
   Array zeros(DType::e4m3, {64});
-  const int32_t progress = 0;
   for (int step = 0; step < 1000; ++step) {
-    ops::update_auto_scale(cpu_stream(), zeros, &automatic, &progress);
+    update_auto_scale(zeros, automatic);
   }
   CHECK(automatic.factor == Approx(2.0).epsilon(1e-4));
   for (int step = 0; step < 20000; ++step) {
-    ops::update_auto_scale(cpu_stream(), zeros, &automatic, &progress);
+    update_auto_scale(zeros, automatic);
   }
   CHECK(automatic.factor == 65536.0F);
-  const int32_t skip = 1;
   automatic.factor = 0.75F;
-  ops::update_auto_scale(cpu_stream(), zeros, &automatic, &skip);
+  update_auto_scale(zeros, automatic, 1);
   CHECK(automatic.factor == 0.75F);
 }
 

@@ -165,8 +165,7 @@ double ExactProduct::error(Device& device, const ops::Gemm& call) {
   const std::vector<float>& exact = truth(call);
   double difference = 0.0;
   double total = 0.0;
-  FloatTypes::with(call.c.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  FloatTypes::with(call.c.dtype, [&]<typename T>(TypeTag<T>) {
     std::vector<T> row(static_cast<size_t>(shape_.n));
     size_t next = 0;
     for (const int64_t m : sampled_rows_) {

@@ -49,11 +49,6 @@ class CudaEvent final : public StreamEvent, NotCopied {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Makes an event on the calling thread's GPU. Throws DeviceError.
-std::unique_ptr<StreamEvent> make_cuda_event() {
-  return std::make_unique<CudaEvent>();
-}
-
 constexpr int kLeastCapability = 80;  // bf16 tensor cores; FP8 ones come with 89
 
 int attribute(cudaDeviceAttr which, int device) {
@@ -165,7 +160,7 @@ class CudaDevice final : public Device {
 
   Stream side_stream() override { return other_stream(side_, side_stream_); }
   Stream copy_stream() override { return other_stream(copies_, copy_stream_); }
-  std::unique_ptr<StreamEvent> make_event() override { return make_cuda_event(); }
+  std::unique_ptr<StreamEvent> make_event() override { return std::make_unique<CudaEvent>(); }
 
   void* allocate(size_t bytes) override {
     if (bytes == 0) {

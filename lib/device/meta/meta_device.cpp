@@ -66,6 +66,15 @@ void log_call(const Stream& meta, const OpWork& work, const char* name) {
                   .work = work});
 }
 
+void add_times(OpCounters& total, const OpCounters& from, const OpCounters& to, int64_t times) {
+  const auto factor = static_cast<double>(times);
+  total.gemm_flops += factor * (to.gemm_flops - from.gemm_flops);
+  total.gemm_flops_8bit += factor * (to.gemm_flops_8bit - from.gemm_flops_8bit);
+  total.attention_flops += factor * (to.attention_flops - from.attention_flops);
+  total.bytes += factor * (to.bytes - from.bytes);
+  total.operations += static_cast<uint64_t>(times) * (to.operations - from.operations);
+}
+
 RepeatedCalls::RepeatedCalls(const Stream& meta, int64_t times)
     : stream_(meta), times_(times), before_(meta.counters()) {
   if (const OpLog* const log = meta_context(stream_).log; log != nullptr) {
@@ -74,13 +83,7 @@ RepeatedCalls::RepeatedCalls(const Stream& meta, int64_t times)
 }
 
 RepeatedCalls::~RepeatedCalls() {
-  OpCounters& now = stream_.counters();
-  const auto more = static_cast<double>(times_ - 1);
-  now.gemm_flops += more * (now.gemm_flops - before_.gemm_flops);
-  now.gemm_flops_8bit += more * (now.gemm_flops_8bit - before_.gemm_flops_8bit);
-  now.attention_flops += more * (now.attention_flops - before_.attention_flops);
-  now.bytes += more * (now.bytes - before_.bytes);
-  now.operations += static_cast<uint64_t>(times_ - 1) * (now.operations - before_.operations);
+  add_times(stream_.counters(), before_, stream_.counters(), times_ - 1);
   if (OpLog* const log = meta_context(stream_).log; log != nullptr) {
     for (size_t i = logged_before_; i < log->size(); ++i) {
       (*log)[i].times *= times_;

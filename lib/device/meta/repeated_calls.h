@@ -9,6 +9,9 @@
 
 namespace fp8train {
 
+/// Adds the counts between two points, `times` times.
+void add_times(OpCounters& total, const OpCounters& from, const OpCounters& to, int64_t times);
+
 /// While it lives, each call on a meta stream counts `times` times.
 class RepeatedCalls : NotCopied {
  public:

@@ -85,8 +85,7 @@ void round_stochastically(NearestCast& cast, ConstView x, const TensorFormat& fo
   const MatrixBlocks blocks = matrix_blocks(format.block, x.shape[0], columns);
   const float threshold = saturation_threshold(format.dtype);
   ops::QuantizeStatistics statistics = {static_cast<uint64_t>(x.count()), 0, 0};
-  with_code_type(format.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
+  with_code_type(format.dtype, [&]<typename Code>(TypeTag<Code>) {
     auto* codes = reinterpret_cast<Code*>(cast.matrix.codes.data());
     PhiloxBlock block = {};
     for (int64_t i = 0; i < x.count(); ++i) {

@@ -251,8 +251,7 @@ std::vector<float> decode_weight(const EncodedWeight& weight, const std::vector<
                                 bytes.data());
   const int64_t across = ceil_div(weight.columns, weight.width);
   std::vector<float> values(static_cast<size_t>(count));
-  CodeTypes::with(weight.code, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
+  CodeTypes::with(weight.code, [&]<typename Code>(TypeTag<Code>) {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t element = first + i;
       const int64_t at = (halves ? element / 2 : element) - begin;

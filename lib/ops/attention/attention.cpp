@@ -5,7 +5,6 @@
 
 #include "base/math.h"
 #include "ops/dispatch/op_table.h"
-#include "ops/norm/norm.h"
 #include "ops/support/checks.h"
 
 namespace fp8train::ops {
@@ -127,34 +126,6 @@ void rope(Stream stream, const Rope& call) {
             holds(call.document_starts, DType::i32, call.batch * call.length),
         "rope: document_starts must be int32 [B, T]");
   dispatch<&OpTable::rope>(stream, call);
-}
-
-void head_rms_norm_forward(Stream stream, const HeadRmsNormForward& call) {
-  check(is_float_type(call.x.dtype), "head_rms_norm: fp32, bf16 or fp16 expected");
-  check_heads(call.x, call.x.dtype, 0, call.heads, call.head_dim);
-  check(holds(call.weight, DType::f32, call.head_dim),
-        "head_rms_norm: weight must be fp32 [head_dim]");
-  check(holds(call.original, call.x.dtype, call.rows * call.heads * call.head_dim),
-        "head_rms_norm: original must be [rows, heads * head_dim] of x's type");
-  check(holds(call.rstd, DType::f32, call.rows * call.heads),
-        "head_rms_norm: rstd must be fp32 [rows, heads]");
-  dispatch<&OpTable::head_rms_norm_forward>(stream, call);
-}
-
-void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call) {
-  check(is_float_type(call.dx.dtype) && is_float_type(call.original.dtype),
-        "head_rms_norm_backward: fp32, bf16 or fp16 expected");
-  check_heads(call.dx, call.dx.dtype, 0, call.heads, call.head_dim);
-  check(holds(call.original, call.original.dtype, call.rows * call.heads * call.head_dim),
-        "head_rms_norm_backward: original must be [rows, heads * head_dim]");
-  check(holds(call.weight, DType::f32, call.head_dim) &&
-            holds(call.weight_grad, DType::f32, call.head_dim),
-        "head_rms_norm_backward: weight and its gradient must be fp32 [head_dim]");
-  check(holds(call.rstd, DType::f32, call.rows * call.heads),
-        "head_rms_norm_backward: rstd must be fp32 [rows, heads]");
-  check(has_space(call.scratch, DType::f32, norm_partial_rows(call.rows) * call.head_dim),
-        "head_rms_norm_backward: scratch must be fp32 [norm_partial_rows(rows), head_dim]");
-  dispatch<&OpTable::head_rms_norm_backward>(stream, call);
 }
 
 }  // namespace fp8train::ops

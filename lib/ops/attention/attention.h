@@ -130,31 +130,4 @@ struct Rope {
 /// [max_positions, D / 2]. `inverse` rotates back (the backward pass).
 void rope(Stream stream, const Rope& call);
 
-/// The arguments of head_rms_norm_forward().
-struct HeadRmsNormForward {
-  HeadsView x;
-  int64_t rows = 0, heads = 0, head_dim = 0;
-  ConstView weight;
-  float eps = 0.0F;
-  View original, rstd;
-};
-
-/// RMSNorm over each head of x, in place (Qwen3's q_norm and k_norm). `original`, x [B * T, heads *
-/// D], and `rstd`, fp32 [B * T, heads], are stored for backward. weight: fp32 [D].
-void head_rms_norm_forward(Stream stream, const HeadRmsNormForward& call);
-
-/// The arguments of head_rms_norm_backward().
-struct HeadRmsNormBackward {
-  HeadsView dx;
-  int64_t rows = 0, heads = 0, head_dim = 0;
-  ConstView original, weight, rstd;
-  View weight_grad, scratch;
-  bool overwrite_weight_grad = false;
-};
-
-/// Turns dx, the gradient of the output, into that of the input, in place. weight_grad, fp32 [D],
-/// is added to or overwritten. `original`, `rstd`: what forward stored. `scratch`: fp32
-/// [norm_partial_rows(rows), D].
-void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call);
-
 }  // namespace fp8train::ops

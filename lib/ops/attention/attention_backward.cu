@@ -325,8 +325,7 @@ void run_backward(const Stream& stream, const BackwardCall<T>& call) {
 
 void own_attention_backward(Stream stream, const AttentionBackward& call) {
   const int64_t head_dim = call.shape.head_dim;
-  with_float_type(call.q.dtype, [&](auto type) {
-    using T = typename decltype(type)::Type;
+  with_float_type(call.q.dtype, [&]<typename T>(TypeTag<T>) {
     const BackwardCall<T> arguments = {call.shape,
                                        head_rows<const T>(call.q, head_dim),
                                        head_rows<const T>(call.k, head_dim),

@@ -223,9 +223,8 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
 }  // namespace
 
 void own_attention_forward(Stream stream, const AttentionForward& call) {
-  with_float_type(call.q.dtype, [&](auto type) {
+  with_float_type(call.q.dtype, [&]<typename T>(TypeTag<T>) {
     with_head_dim(call.shape.head_dim, [&](auto dim) {
-      using T = typename decltype(type)::Type;
       constexpr int kDim = decltype(dim)::kDim;
       using Tiles = ForwardTiles<T, kDim>;
       const ForwardCall<T> arguments = {call.shape,

@@ -255,8 +255,7 @@ static __attribute__((noinline)) void load_tile(const HeadRows& from, int64_t ro
                                                 float* tile, int64_t padded_rows) {
   const int64_t head_dim = from.head_dim;
   const int64_t padded_dim = padded_dim_of(head_dim);
-  HeadTypes::with(from.view.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  HeadTypes::with(from.view.dtype, [&]<typename T>(TypeTag<T>) {
     for (int64_t row = 0; row < rows; ++row) {
       const T* __restrict values = from.at<const T>(row);
       float* __restrict out = tile + row * padded_dim;
@@ -280,8 +279,7 @@ static __attribute__((noinline)) void store_tile(const float* tile, int64_t rows
                                                  int64_t first, CastCounts& counts) {
   const int64_t padded_dim = padded_dim_of(to.head_dim);
   if (to.view.data != nullptr) {
-    with_float_type(to.view.dtype, [&](auto tag) {
-      using T = typename decltype(tag)::Type;
+    with_float_type(to.view.dtype, [&]<typename T>(TypeTag<T>) {
       for (int64_t row = 0; row < rows; ++row) {
         const float* __restrict values = tile + row * padded_dim;
         T* __restrict out = to.at<T>(row);
@@ -301,8 +299,7 @@ static __attribute__((noinline)) void store_tile(const float* tile, int64_t rows
 /// Rounds the visible part of a tile [keys][lanes] to codes, without their scale.
 static __attribute__((noinline)) void round_tile(const CausalTile& tile, const KernelCodes& to,
                                                  float* values, CastCounts& counts) {
-  with_fp8_type(to.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
+  with_fp8_type(to.dtype, [&]<typename Code>(TypeTag<Code>) {
     for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t first_lane) {
       const int64_t lanes = tile.lanes - first_lane;
       for (int64_t r = row; r < row + rows; ++r) {

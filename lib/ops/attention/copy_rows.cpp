@@ -11,4 +11,14 @@ void copy_rows(Stream stream, const RowCopy& call) {
   dispatch<&OpTable::copy_rows>(stream, call);
 }
 
+void copy_between(Stream stream, const RowOrder& a, const RowOrder& b, RowCopy rows, bool forward) {
+  const RowOrder& from = forward ? a : b;
+  const RowOrder& to = forward ? b : a;
+  rows.from = from.data;
+  rows.from_strides = from.strides;
+  rows.to = to.data;
+  rows.to_strides = to.strides;
+  copy_rows(stream, rows);
+}
+
 }  // namespace fp8train::ops

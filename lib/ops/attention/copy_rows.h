@@ -23,4 +23,12 @@ struct RowCopy {
 /// do not overlap.
 void copy_rows(Stream stream, const RowCopy& call);
 
+/// Rows in memory; strides as those of RowCopy.
+struct RowOrder {
+  void* data;
+  std::array<int64_t, 3> strides;
+};
+/// Copies rows in the order `a` to `b`, or back. `rows` gives their type, extents and width.
+void copy_between(Stream stream, const RowOrder& a, const RowOrder& b, RowCopy rows, bool forward);
+
 }  // namespace fp8train::ops

@@ -77,8 +77,7 @@ void run(const Stream& stream, const RopeCall<T>& call, int64_t rows) {
 
 void rope(Stream stream, const Rope& call) {
   const int64_t half = call.head_dim / 2;
-  with_float_type(call.x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  with_float_type(call.x.dtype, [&]<typename T>(TypeTag<T>) {
     const RopeCall<T> arguments = {
         .x = static_cast<T*>(call.x.data),
         .row_stride = call.x.row_stride,

@@ -30,8 +30,7 @@ void rope(Stream /*stream*/, const Rope& call) {
   const float* sine_table = call.sines.as<float>();
   const int32_t* starts = call.document_starts.as<int32_t>();
   const float sign = call.inverse ? -1.0F : 1.0F;
-  with_float_type(call.x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  with_float_type(call.x.dtype, [&]<typename T>(TypeTag<T>) {
     T* data = static_cast<T*>(call.x.data);
 #pragma omp parallel for schedule(static) if (rows * call.heads * call.head_dim >= \
                                               kParallelElements)

@@ -185,8 +185,7 @@ void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
   const LaunchShape shape = {blocks_for(stream, ceil_div(count, kVec8), kTileThreads),
                              kTileThreads};
   const bool packed = is_aligned(cast.x) && is_aligned(cast.codes, kVec8);
-  with_code_type(call.format.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
+  with_code_type(call.format.dtype, [&]<typename Code>(TypeTag<Code> tag) {
     const auto kernel = counted  ? cast_part_kernel<false, true, Code>
                         : packed ? cast_part_kernel<true, false, Code>
                                  : cast_part_kernel<false, false, Code>;

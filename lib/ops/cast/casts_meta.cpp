@@ -20,24 +20,10 @@ OpBytes written_bytes(const QuantizedTensor& out) {
   return bytes;
 }
 
-}  // namespace
-
-void amax(Stream stream, ConstView x, float* /*result*/, bool combine) {
-  count(stream, bytes_of(x), "amax", x.count(), combine ? 1 : 2);
-}
-
-void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
-              QuantizeStatistics* /*statistics*/, const CastOptions& /*options*/) {
-  const View& columnwise = out.columnwise.codes;
-  count(stream, bytes_of(x) + bytes_of(out.rowwise.codes) + bytes_of(columnwise),
-        columnwise.empty() ? "quantize" : "quantize transposed", x.count());
-}
-
 /// Blocks: one kernel reads x once for both orientations. Rows: one for them; for columns a fill, a
 /// pass for the maxima, one over the maxima, and another pass for the cast. A step of a cast is one
 /// of these passes, or for columns two.
-void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
-                     QuantizeStatistics* /*statistics*/, CastStep step) {
+OpWork blocks_work(const ConstView& x, const QuantizedTensor& out, CastStep step) {
   OpWork work = {.bytes = bytes_of(x) + written_bytes(out), .launches = 1};
   if (out.format().block == per::row) {
     const bool along_rows = !out.rowwise.codes.empty();
@@ -50,21 +36,37 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
     }
   }
   work.bytes -= step == CastStep::amax ? written_bytes(out) : 0.0;
-  count(stream, work);
+  return work;
 }
 
 /// One pass for each orientation; before, under e4m3 scales, one for the amax of the tensor, or of
 /// the rows of each orientation, and what makes scales of it.
-void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
-                  QuantizeStatistics* /*statistics*/, const CastOptions& options) {
+OpWork fp4_work(const ConstView& x, const QuantizedTensor& out, CastStep step) {
   const int sides = !out.rowwise.codes.empty() && !out.columnwise.codes.empty() ? 2 : 1;
   const int passes = out.format().row_scaled ? sides : out.format().is_two_level() ? 1 : 0;
-  if (options.step == CastStep::amax) {
-    return count(stream, {.bytes = bytes_of(x) * passes, .launches = 2 * passes});
+  if (step == CastStep::amax) {
+    return {.bytes = bytes_of(x) * passes, .launches = 2 * passes};
   }
-  const int before = options.step == CastStep::all ? passes : 0;
-  count(stream, {.bytes = bytes_of(x) * (sides + before) + written_bytes(out),
-                 .launches = sides + passes + 2 * before});
+  const int before = step == CastStep::all ? passes : 0;
+  return {.bytes = bytes_of(x) * (sides + before) + written_bytes(out),
+          .launches = sides + passes + 2 * before};
+}
+
+}  // namespace
+
+void amax(Stream stream, ConstView x, float* /*result*/, bool combine) {
+  count(stream, bytes_of(x), "amax", x.count(), combine ? 1 : 2);
+}
+
+void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
+              QuantizeStatistics* /*statistics*/, const CastOptions& options) {
+  if (out.format().block != per::tensor) {
+    const auto work = out.format().dtype == DType::e2m1 ? fp4_work : blocks_work;
+    return count(stream, work(x, out, options.step));
+  }
+  const View& columnwise = out.columnwise.codes;
+  count(stream, bytes_of(x) + bytes_of(out.rowwise.codes) + bytes_of(columnwise),
+        columnwise.empty() ? "quantize" : "quantize transposed", x.count());
 }
 
 void quantize_current(Stream stream, ConstView x, const float* /*amax*/, float* /*scale_inv*/,
@@ -78,14 +80,6 @@ void transpose_codes(Stream stream, ConstView x, View y) {
 
 void dequantize(Stream stream, const Encoded& x, View y) {
   count(stream, bytes_of(x.codes) + bytes_of(x.scales) + bytes_of(y));
-}
-
-void dequantize_blocks(Stream stream, const Encoded& x, View y) {
-  meta::dequantize(stream, x, y);
-}
-
-void dequantize_fp4(Stream stream, const Encoded& x, View y) {
-  meta::dequantize(stream, x, y);
 }
 
 void compute_current_scale(Stream stream, const float* /*amax*/, const TensorFormat& /*format*/,

@@ -14,6 +14,10 @@
 
 namespace fp8train::ops::cuda {
 
+/// The parts of quantize() and dequantize() that have blocks, of codes of a byte and of e2m1.
+decltype(ops::quantize) quantize_blocks, quantize_fp4;
+decltype(ops::dequantize) dequantize_blocks, dequantize_fp4;
+
 constexpr int kTile = 128;
 constexpr int kTileThreads = 256;
 constexpr int kTileGroups = kTile / kVec8;     // threads per row, and per column

@@ -55,18 +55,10 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* ama
               QuantizeStatistics* statistics, const CastOptions& options) {
   check(is_float_type(x.dtype), "quantize: x must be fp32, bf16 or fp16");
   check(!out.empty() || x.count() == 0, "quantize: no output for the codes");
-  if (out.format().block == per::tensor) {
-    check_cast(x, out);
-    return dispatch<&OpTable::quantize>(stream, x, out, amax, statistics, options);
-  }
-  check_block_cast(x, out, options);
-  if (out.format().dtype == DType::e2m1) {
-    dispatch_as<&OpTable::quantize_fp4>("quantize_blockwise", stream, x, out, amax, statistics,
-                                        options);
-  } else {
-    dispatch_as<&OpTable::quantize_blocks>("quantize_blockwise", stream, x, out, amax, statistics,
-                                           options.step);
-  }
+  const bool by_tensor = out.format().block == per::tensor;
+  by_tensor ? check_cast(x, out) : check_block_cast(x, out, options);
+  dispatch_as<&OpTable::quantize>(by_tensor ? "quantize" : "quantize_blockwise", stream, x, out,
+                                  amax, statistics, options);
 }
 
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
@@ -92,16 +84,14 @@ void dequantize(Stream stream, const Encoded& x, View y) {
   check(is_code_type(codes.dtype), "dequantize: codes must be e4m3, e5m2, e2m1 or int8");
   check(is_float_type(y.dtype), "dequantize: y must be fp32, bf16 or fp16");
   check(codes.count() == y.count(), "dequantize: counts differ");
-  if (x.format.block == per::tensor) {
+  const bool by_tensor = x.format.block == per::tensor;
+  if (by_tensor) {
     check(x.tensor_scale != nullptr, "dequantize: no scale");
-    return dispatch<&OpTable::dequantize>(stream, x, y);
-  }
-  check_blockwise(x, {codes.shape.rows(), codes.shape.back()});
-  if (x.format.dtype == DType::e2m1) {
-    dispatch_as<&OpTable::dequantize_fp4>("dequantize_blockwise", stream, x, y);
   } else {
-    dispatch_as<&OpTable::dequantize_blocks>("dequantize_blockwise", stream, x, y);
+    check_blockwise(x, {codes.shape.rows(), codes.shape.back()});
   }
+  dispatch_as<&OpTable::dequantize>(by_tensor ? "dequantize" : "dequantize_blockwise", stream, x,
+                                    y);
 }
 
 void compute_current_scale(Stream stream, const float* amax, const TensorFormat& format,

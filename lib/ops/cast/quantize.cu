@@ -73,8 +73,7 @@ __global__ void __launch_bounds__(kTileThreads)
 void run_quantize(const Stream& stream, const ConstView& x, const QuantizeSink& sink,
                   const CurrentScale& current = {}) {
   const QuantizedTensor& out = sink.out;
-  with_float_type(x.dtype, [&](auto x_tag) {
-    using X = typename decltype(x_tag)::Type;
+  with_float_type(x.dtype, [&]<typename X>(TypeTag<X>) {
     const X* data = x.as<X>();
     if (!out.columnwise.codes.empty()) {
       const int64_t width = out.columnwise.codes.shape.rows();
@@ -92,8 +91,7 @@ void run_quantize(const Stream& stream, const ConstView& x, const QuantizeSink& 
     const bool packed = is_aligned(data) && is_aligned(out.rowwise.codes.data);
     const LaunchShape shape = {cast_blocks(stream, ceil_div(x.count(), kSpan), kTileThreads),
                                kTileThreads};
-    with_code_type(out.format().dtype, [&](auto code_tag) {
-      using Code = typename decltype(code_tag)::Type;
+    with_code_type(out.format().dtype, [&]<typename Code>(TypeTag<Code>) {
       const auto kernel = !packed                      ? quantize_kernel<false, true, X, Code>
                           : sink.statistics != nullptr ? quantize_kernel<true, true, X, Code>
                                                        : quantize_kernel<true, false, X, Code>;
@@ -219,8 +217,7 @@ void amax(Stream stream, ConstView x, float* result, bool combine) {
     check_cuda(cudaMemsetAsync(result, 0, sizeof(float), cuda_context(stream).stream),
                "resetting an amax");
   }
-  with_float_type(x.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(x.dtype, [&]<typename X>(TypeTag<X>) {
     const unsigned blocks = blocks_for(stream, ceil_div(x.count(), kSpan), kTileThreads);
     launch(stream, {blocks, kTileThreads},
            is_aligned(x.data) ? amax_kernel<true, X> : amax_kernel<false, X>, x.as<X>(), x.count(),
@@ -229,7 +226,11 @@ void amax(Stream stream, ConstView x, float* result, bool combine) {
 }
 
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
-              QuantizeStatistics* statistics, const CastOptions& /*random*/) {
+              QuantizeStatistics* statistics, const CastOptions& options) {
+  if (out.format().block != per::tensor) {
+    const auto cast = out.format().dtype == DType::e2m1 ? quantize_fp4 : quantize_blocks;
+    return cast(stream, x, out, amax_out, statistics, options);
+  }
   run_quantize(stream, x, {out, amax_out, statistics});
 }
 
@@ -250,11 +251,12 @@ void transpose_codes(Stream stream, ConstView x, View y) {
 }
 
 void dequantize(Stream stream, const Encoded& x, View y) {
+  if (x.format.block != per::tensor) {
+    return (x.format.dtype == DType::e2m1 ? dequantize_fp4 : dequantize_blocks)(stream, x, y);
+  }
   const View& codes = x.codes;
-  with_code_type(codes.dtype, [&](auto code_tag) {
-    with_float_type(y.dtype, [&](auto y_tag) {
-      using Code = typename decltype(code_tag)::Type;
-      using Y = typename decltype(y_tag)::Type;
+  with_code_type(codes.dtype, [&]<typename Code>(TypeTag<Code>) {
+    with_float_type(y.dtype, [&]<typename Y>(TypeTag<Y>) {
       map<kVec8>(stream, y.count(), is_aligned(codes.data, kVec8) && is_aligned(y.data),
                  Dequantize<Code, Y>{codes.as<Code>(), x.tensor_scale, y.as<Y>()});
     });

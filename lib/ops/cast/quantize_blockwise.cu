@@ -229,7 +229,7 @@ struct DequantizeBlockwise {
 }  // namespace
 
 void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                     QuantizeStatistics* statistics, CastStep step) {
+                     QuantizeStatistics* statistics, const CastOptions& options) {
   if (statistics != nullptr) {
     reset_statistics(stream, statistics, x.count());
   }
@@ -252,7 +252,7 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
                               .rule = block_rule(format, x.dtype),
                               .amax = amax,
                               .statistics = statistics,
-                              .step = step};
+                              .step = options.step};
   if (!packed) {
     quantize_any_blocks(stream, x, format.block, cast);
     return;

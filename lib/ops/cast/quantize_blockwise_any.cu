@@ -31,8 +31,7 @@ struct AnyCast {
                                           CastCounts& cast_counts) const {
     const float scaled = value * factor;
     uint32_t code = 0;
-    with_type_of(ByteCodes{}, code_type, [&](auto tag) {
-      using Code = typename decltype(tag)::Type;
+    with_type_of(ByteCodes{}, code_type, [&]<typename Code>(TypeTag<Code>) {
       code = encode_pair<Code>(scaled, 0.0F) & 0xFFU;
       cast_counts.add<Code>(value, scaled, code);
     });

@@ -199,11 +199,11 @@ FP8TRAIN_HD void cast_as(ConstView x, const QuantizedTensor& out, float* amax_ou
 }  // namespace
 
 void quantize_blocks(Stream /*stream*/, ConstView x, const QuantizedTensor& out, float* amax,
-                     QuantizeStatistics* statistics, CastStep step) {
+                     QuantizeStatistics* statistics, const CastOptions& options) {
   with_float_type(x.dtype, [&](auto x_tag) {
     with_code_type(out.format().dtype, [&](auto code_tag) {
-      cast_as<typename decltype(x_tag)::Type, typename decltype(code_tag)::Type>(x, out, amax,
-                                                                                 statistics, step);
+      cast_as<typename decltype(x_tag)::Type, typename decltype(code_tag)::Type>(
+          x, out, amax, statistics, options.step);
     });
   });
 }

@@ -36,8 +36,8 @@ void transpose_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_
     const int64_t column_end = minimum(columns, (tile + 1) * kTile);
     for (int64_t row = 0; row < rows; row += kTile) {
       const int64_t column = tile * kTile;
-      transpose_bytes(from + row * columns + column, columns, minimum(kTile, rows - row),
-                      column_end - column, to + column * rows + row, rows);
+      transpose(from + row * columns + column, columns, minimum(kTile, rows - row),
+                column_end - column, to + column * rows + row, rows);
     }
   }
 }
@@ -99,18 +99,20 @@ void transpose_codes(Stream /*stream*/, ConstView x, View y) {
   transpose_matrix(x.as<uint8_t>(), x.shape.rows(), x.shape.back(), y.as<uint8_t>());
 }
 
-void quantize(Stream /*stream*/, ConstView x, const QuantizedTensor& out, float* amax_out,
-              QuantizeStatistics* statistics, const CastOptions& /*random*/) {
+void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
+              QuantizeStatistics* statistics, const CastOptions& options) {
+  if (out.format().block != per::tensor) {
+    const auto cast = out.format().dtype == DType::e2m1 ? quantize_fp4 : quantize_blocks;
+    return cast(stream, x, out, amax_out, statistics, options);
+  }
   const Encoded& either = out.either();
   const float scale = *either.cast_scales;
   if (either.tensor_scale != nullptr) {
     *either.tensor_scale = reciprocal(scale);
   }
   const bool only_transposed = out.rowwise.codes.empty() && !out.columnwise.codes.empty();
-  with_float_type(x.dtype, [&](auto x_tag) {
-    with_code_type(either.format.dtype, [&](auto code_tag) {
-      using X = typename decltype(x_tag)::Type;
-      using Code = typename decltype(code_tag)::Type;
+  with_float_type(x.dtype, [&]<typename X>(TypeTag<X>) {
+    with_code_type(either.format.dtype, [&]<typename Code>(TypeTag<Code>) {
       if (only_transposed) {
         const Shape& shape = out.columnwise.codes.shape;
         const TransposedCast<X, Code> cast = {.x = x.as<X>(),
@@ -132,7 +134,10 @@ void quantize(Stream /*stream*/, ConstView x, const QuantizedTensor& out, float*
   }
 }
 
-void dequantize(Stream /*stream*/, const Encoded& x, View y) {
+void dequantize(Stream stream, const Encoded& x, View y) {
+  if (x.format.block != per::tensor) {
+    return (x.format.dtype == DType::e2m1 ? dequantize_fp4 : dequantize_blocks)(stream, x, y);
+  }
   const float scale = *x.tensor_scale;
   with_code_type(x.codes.dtype, [&](auto code_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {

@@ -10,6 +10,10 @@
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
+/// The parts of quantize() and dequantize() that have blocks, of codes of a byte and of e2m1.
+decltype(ops::quantize) quantize_blocks, quantize_fp4;
+decltype(ops::dequantize) dequantize_blocks, dequantize_fp4;
+
 constexpr int64_t kTransposedTile = 64;  ///< rows and columns of a tile that is transposed
 
 // The bit pattern of |x| in x's own width: ordered like the value, and every NaN is above infinity.
@@ -115,29 +119,14 @@ FP8TRAIN_HD void count_chunk(const X* __restrict x, Scale scale, const Code* __r
   counts.underflow += vanished;
 }
 
-/// to[column, row] = from[row, column] of bytes; rows of `from` and of `to` are so far apart.
-static __attribute__((noinline)) void transpose_bytes(const uint8_t* from, int64_t from_stride,
-                                                      int64_t height, int64_t width, uint8_t* to,
-                                                      int64_t to_stride) {
-  constexpr int64_t kBlock = 16;
-  const int64_t whole_height = height - height % kBlock;
-  const int64_t whole_width = width - width % kBlock;
-  transpose(from, from_stride, whole_height, whole_width, to, to_stride);
-  for (int64_t column = 0; column < width; ++column) {
-    for (int64_t row = column < whole_width ? whole_height : 0; row < height; ++row) {
-      to[column * to_stride + row] = from[row * from_stride + column];
-    }
-  }
-}
-
 /// The transpose of a tile of codes whose rows are kTransposedTile apart; rows of `to` are `stride`
 /// apart.
 template <typename Code>
 FP8TRAIN_HD void transpose_tile(const Code* codes, int64_t height, int64_t width, Code* to,
                                 int64_t stride) {
   static_assert(sizeof(Code) == 1);
-  transpose_bytes(reinterpret_cast<const uint8_t*>(codes), kTransposedTile, height, width,
-                  reinterpret_cast<uint8_t*>(to), stride);
+  transpose(reinterpret_cast<const uint8_t*>(codes), kTransposedTile, height, width,
+            reinterpret_cast<uint8_t*>(to), stride);
 }
 
 /// A cast of x [rows, columns] whose codes are stored as [columns, rows].

@@ -26,16 +26,8 @@ ScaleGrid for_cublaslt(ScaleGrid grid, ScaleBlock block) {
 }
 
 float largest_number(DType input) {
-  switch (input) {
-    case DType::f32:
-      return kMaxF32;
-    case DType::bf16:
-      return float_of(0x7F7F0000U);
-    case DType::f16:
-      return kMaxF16;
-    default:
-      throw_no_kernel_for(input);
-  }
+  FloatTypes::check(input);
+  return input == DType::f32 ? kMaxF32 : input == DType::bf16 ? float_of(0x7F7F0000U) : kMaxF16;
 }
 
 }  // namespace

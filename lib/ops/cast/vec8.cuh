@@ -258,8 +258,7 @@ __device__ __forceinline__ CodeWords encode_vec8(const Vec8<X>& vec, DType code_
                                                  CastCounts& cast_counts) {
   CodeWords codes;
   float limit = 0.0F;
-  with_type_of(Fp8Types{}, code_type, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
+  with_type_of(Fp8Types{}, code_type, [&]<typename Code>(TypeTag<Code>) {
     CastCounts uncounted;
     codes = encode_vec8<Code, false>(vec, scale_of, uncounted);
     limit = kSaturation<Code>;

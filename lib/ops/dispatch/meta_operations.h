@@ -10,8 +10,6 @@
 
 namespace fp8train::ops::meta {
 
-const OpTable& table();
-
 #define FP8TRAIN_OPERATION(name) decltype(ops::name) name;
 #include "ops/dispatch/operations.def"
 

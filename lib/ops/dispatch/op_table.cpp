@@ -17,6 +17,15 @@ const OpTable* table_of(CpuIsa isa) {
 
 }  // namespace cpu
 
+namespace {
+
+constexpr OpTable kMetaTable = {
+#define FP8TRAIN_OPERATION(name) .name = &(meta::name),
+#include "ops/dispatch/operations.def"
+};
+
+}  // namespace
+
 const OpTable& op_table(const Stream& stream) {
   switch (stream.kind()) {
     case DeviceKind::cpu: {
@@ -24,7 +33,7 @@ const OpTable& op_table(const Stream& stream) {
       return table;
     }
     case DeviceKind::meta:
-      return meta::table();
+      return kMetaTable;
     case DeviceKind::cuda:
       return cuda::table();
   }

@@ -8,7 +8,6 @@
 #include "base/trace.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/copy_rows.h"
-#include "ops/cast/block_casts.h"
 #include "ops/cast/blockwise_parts.h"
 #include "ops/cast/quantize.h"
 #include "ops/exchange/shared_wire.h"

@@ -247,8 +247,7 @@ void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, fl
 void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,
                  const ChunkRange& range) {
   const bool aligned = is_aligned(bucket.values.data);
-  with_fp8_type(codes.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
+  with_fp8_type(codes.dtype, [&]<typename Code>(TypeTag<Code>) {
     launch(stream, {blocks_for_groups(stream, codes.count()), kBlock},
            aligned ? pack_kernel<Code, true> : pack_kernel<Code, false>, source(bucket),
            CodeLocation{codes.shape.back(), range}, codes.count() / kGroup, scales.as<float>(),
@@ -257,8 +256,7 @@ void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, Vi
 }
 
 void count_largest(Stream stream, ConstView codes, ConstView tensor_of_group, ConstView automatic) {
-  with_fp8_type(codes.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
+  with_fp8_type(codes.dtype, [&]<typename Code>(TypeTag<Code>) {
     launch(stream, {blocks_for_groups(stream, codes.count()), kBlock}, count_kernel<Code>,
            codes.as<Code>(), codes.count(), tensor_of_group.as<int32_t>(),
            automatic.as<AutoScale*>());
@@ -268,8 +266,7 @@ void count_largest(Stream stream, ConstView codes, ConstView tensor_of_group, Co
 void sum_shared(Stream stream, ConstView codes, View y) {
   const int64_t count = y.count();
   const bool aligned = is_aligned(codes.data) && is_aligned(y.data) && count % 16 == 0;
-  with_fp8_type(y.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
+  with_fp8_type(y.dtype, [&]<typename Code>(TypeTag<Code>) {
     map<16>(stream, count, aligned,
             SumShared<Code>{codes.as<Code>(), codes.count() / count, count, y.as<Code>()});
   });
@@ -289,10 +286,8 @@ void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,
     }
     return;
   }
-  with_fp8_type(codes.dtype, [&](auto tag) {
-    with_float_type(to.values.dtype, [&](auto out) {
-      using Code = typename decltype(tag)::Type;
-      using Y = typename decltype(out)::Type;
+  with_fp8_type(codes.dtype, [&]<typename Code>(TypeTag<Code>) {
+    with_float_type(to.values.dtype, [&]<typename Y>(TypeTag<Y>) {
       map<4>(stream, codes.count(), aligned,
              ReadShared<Code, Y>{codes.as<Code>(), scales.as<float>(),
                                  to.tensor_of_group.as<int32_t>(), location, factor, count,

@@ -79,8 +79,7 @@ void pack_shared(Stream /*stream*/, const SharedBucket& bucket, ConstView scales
 void sum_shared(Stream /*stream*/, ConstView codes, View y) {
   const int64_t count = y.count();
   const int64_t ranks = codes.count() / count;
-  with_fp8_type(y.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
+  with_fp8_type(y.dtype, [&]<typename Code>(TypeTag<Code>) {
     const Code* from = codes.as<Code>();
     Code* to = y.as<Code>();
     for_each_chunk(count, [&](int64_t begin, int64_t end) {

@@ -255,8 +255,7 @@ void sum_as(const Stream& stream, const SumWire& call, const SumArguments& argum
   const LaunchShape shape = {
       blocks_for(stream, ceil_div(arguments.chunks * arguments.layout.chunk, kOcto)), kBlock};
   const bool aligned = is_aligned(call.y.data);
-  PlainWireTypes::with(call.y.dtype, [&](auto tag) {
-    using Y = typename decltype(tag)::Type;
+  PlainWireTypes::with(call.y.dtype, [&]<typename Y>(TypeTag<Y>) {
     launch(stream, shape, aligned ? sum_kernel<Code, Y, true> : sum_kernel<Code, Y, false>,
            arguments, call.y.as<Y>());
   });

@@ -23,24 +23,11 @@ CublasLtApi load() {
   if (opened.handle == nullptr) {
     throw DeviceError(opened.why_not);
   }
-  void* library = opened.handle;
+  void* const library = opened.handle;
   CublasLtApi api = {};
-  find(library, "cublasLtGetVersion", api.get_version);
-  find(library, "cublasLtGetStatusString", api.get_status_string);
-  find(library, "cublasLtCreate", api.create);
-  find(library, "cublasLtDestroy", api.destroy);
-  find(library, "cublasLtMatmulDescCreate", api.matmul_desc_create);
-  find(library, "cublasLtMatmulDescDestroy", api.matmul_desc_destroy);
-  find(library, "cublasLtMatmulDescSetAttribute", api.matmul_desc_set_attribute);
-  find(library, "cublasLtMatrixLayoutCreate", api.matrix_layout_create);
-  find(library, "cublasLtMatrixLayoutDestroy", api.matrix_layout_destroy);
-  find(library, "cublasLtMatmulPreferenceCreate", api.matmul_preference_create);
-  find(library, "cublasLtMatmulPreferenceDestroy", api.matmul_preference_destroy);
-  find(library, "cublasLtMatmulPreferenceSetAttribute", api.matmul_preference_set_attribute);
-  find(library, "cublasLtMatmulAlgoGetHeuristic", api.matmul_algo_get_heuristic);
-  find(library, "cublasLtMatmulAlgoCheck", api.matmul_algo_check);
-  find(library, "cublasLtMatmulAlgoConfigGetAttribute", api.matmul_algo_config_get_attribute);
-  find(library, "cublasLtMatmul", api.matmul);
+#define FP8TRAIN_FIND(member, name) find(library, #name, api.member);
+  FP8TRAIN_CUBLASLT_FUNCTIONS(FP8TRAIN_FIND)
+#undef FP8TRAIN_FIND
   return api;
 }
 

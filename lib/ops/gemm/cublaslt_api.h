@@ -7,24 +7,32 @@
 
 namespace fp8train::ops::cuda {
 
-/// The functions of cuBLASLt that the program calls, from the opened library.
+/// function(member of CublasLtApi, function of the library) for each.
+// clang-format off
+#define FP8TRAIN_CUBLASLT_FUNCTIONS(function)                                      \
+  function(get_version, cublasLtGetVersion)                                        \
+  function(get_status_string, cublasLtGetStatusString)                             \
+  function(create, cublasLtCreate)                                                 \
+  function(destroy, cublasLtDestroy)                                               \
+  function(matmul_desc_create, cublasLtMatmulDescCreate)                           \
+  function(matmul_desc_destroy, cublasLtMatmulDescDestroy)                         \
+  function(matmul_desc_set_attribute, cublasLtMatmulDescSetAttribute)              \
+  function(matrix_layout_create, cublasLtMatrixLayoutCreate)                       \
+  function(matrix_layout_destroy, cublasLtMatrixLayoutDestroy)                     \
+  function(matmul_preference_create, cublasLtMatmulPreferenceCreate)               \
+  function(matmul_preference_destroy, cublasLtMatmulPreferenceDestroy)             \
+  function(matmul_preference_set_attribute, cublasLtMatmulPreferenceSetAttribute)  \
+  function(matmul_algo_get_heuristic, cublasLtMatmulAlgoGetHeuristic)              \
+  function(matmul_algo_check, cublasLtMatmulAlgoCheck)                             \
+  function(matmul_algo_config_get_attribute, cublasLtMatmulAlgoConfigGetAttribute) \
+  function(matmul, cublasLtMatmul)
+// clang-format on
+
+/// The functions of the opened library.
 struct CublasLtApi {
-  decltype(&cublasLtGetVersion) get_version;
-  decltype(&cublasLtGetStatusString) get_status_string;
-  decltype(&cublasLtCreate) create;
-  decltype(&cublasLtDestroy) destroy;
-  decltype(&cublasLtMatmulDescCreate) matmul_desc_create;
-  decltype(&cublasLtMatmulDescDestroy) matmul_desc_destroy;
-  decltype(&cublasLtMatmulDescSetAttribute) matmul_desc_set_attribute;
-  decltype(&cublasLtMatrixLayoutCreate) matrix_layout_create;
-  decltype(&cublasLtMatrixLayoutDestroy) matrix_layout_destroy;
-  decltype(&cublasLtMatmulPreferenceCreate) matmul_preference_create;
-  decltype(&cublasLtMatmulPreferenceDestroy) matmul_preference_destroy;
-  decltype(&cublasLtMatmulPreferenceSetAttribute) matmul_preference_set_attribute;
-  decltype(&cublasLtMatmulAlgoGetHeuristic) matmul_algo_get_heuristic;
-  decltype(&cublasLtMatmulAlgoCheck) matmul_algo_check;
-  decltype(&cublasLtMatmulAlgoConfigGetAttribute) matmul_algo_config_get_attribute;
-  decltype(&cublasLtMatmul) matmul;
+#define FP8TRAIN_CUBLASLT_MEMBER(member, name) decltype(&(name)) member;
+  FP8TRAIN_CUBLASLT_FUNCTIONS(FP8TRAIN_CUBLASLT_MEMBER)
+#undef FP8TRAIN_CUBLASLT_MEMBER
 };
 
 /// Throws DeviceError, saying what to install, when the library is not found.

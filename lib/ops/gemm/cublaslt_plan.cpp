@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <iterator>
+
 #include "base/error.h"
 #include "base/log.h"
 #include "device/device.h"
@@ -12,29 +14,11 @@ namespace {
 constexpr int kHeuristics = 16;  // algorithms asked for; the first, or the fastest, is taken
 
 cudaDataType_t data_type(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return CUDA_R_32F;
-    case DType::bf16:
-      return CUDA_R_16BF;
-    case DType::f16:
-      return CUDA_R_16F;
-    case DType::e4m3:
-      return CUDA_R_8F_E4M3;
-    case DType::e5m2:
-      return CUDA_R_8F_E5M2;
-    case DType::e2m1:
-      return CUDA_R_4F_E2M1;
-    case DType::e8m0:
-    case DType::i8:
-    case DType::u8:
-    case DType::u16:
-    case DType::i32:
-    case DType::i64:
-    case DType::f64:
-      break;
-  }
-  throw InternalError("gemm: no such operand type on cuda");
+  static constexpr cudaDataType_t kTypes[] = {CUDA_R_32F,     CUDA_R_16BF,    CUDA_R_16F,
+                                              CUDA_R_8F_E4M3, CUDA_R_8F_E5M2, CUDA_R_4F_E2M1};
+  static_assert(std::size(kTypes) == static_cast<size_t>(DType::e2m1) + 1);
+  check(dtype <= DType::e2m1, "gemm: no such operand type on cuda");
+  return kTypes[static_cast<size_t>(dtype)];
 }
 
 struct ScaleMode {

@@ -37,7 +37,6 @@ void transpose_converted(const TransposedOperand& call) {
 #pragma omp parallel for schedule(static) if (call.rows * call.columns >= kParallelElements)
   for (int64_t panel = 0; panel < panels; ++panel) {
     alignas(64) To tile[kTile * kTile];
-    alignas(64) To columnwise[kTile * kTile];
     const int64_t first_column = panel * kTile;
     const int64_t columns = minimum(kTile, call.columns - first_column);
     for (int64_t first_row = 0; first_row < call.rows; first_row += kTile) {
@@ -48,18 +47,7 @@ void transpose_converted(const TransposedOperand& call) {
           convert(values[c], tile + r * kTile + c);
         }
       }
-      To* corner = to + first_column * call.rows + first_row;
-      if (rows == kTile && columns == kTile) {
-        transpose(tile, kTile, kTile, kTile, corner, call.rows);
-        continue;
-      }
-      for (int64_t c = 0; c < columns; ++c) {
-        for (int64_t r = 0; r < rows; ++r) {
-          columnwise[r] = tile[r * kTile + c];
-        }
-        __builtin_memcpy(corner + c * call.rows, columnwise,
-                         static_cast<size_t>(rows) * sizeof(To));
-      }
+      transpose(tile, kTile, rows, columns, to + first_column * call.rows + first_row, call.rows);
     }
   }
 }
@@ -77,8 +65,7 @@ void transpose_operand(const TransposedOperand& call) {
 }
 
 void finish(const ProductEpilogue& call) {
-  with_float_type(call.c_type, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  with_float_type(call.c_type, [&]<typename T>(TypeTag<T>) {
     for (int64_t row = 0; row < call.rows; ++row) {
       const float* __restrict product = call.product + row * call.product_stride;
       const float* __restrict bias = call.bias;

@@ -109,23 +109,21 @@ bool GemmPlans::run_codes(const Product& call) {
 
 bool GemmPlans::run_biased(const Product& call) {
   const PlanKey key = key_of(call);
-  const auto [entry, is_new] = plans_.try_emplace(key);
-  std::unique_ptr<Plan>& plan = entry->second;
-  if (!is_new) {
-    if (plan != nullptr) {
-      check_status(plan->run(handle_, *context_, call), "cublasLtMatmul");
+  if (const auto known = plans_.find(key); known != plans_.end()) {
+    if (known->second != nullptr) {
+      run(call);
     }
-    return plan != nullptr;
+    return known->second != nullptr;
   }
-  // The library may suggest what it then refuses: only a product that has run counts.
   try {
-    std::unique_ptr<Plan> tried = make_plan(call, key);
-    check_status(tried->run(handle_, *context_, call), "cublasLtMatmul");
-    plan = std::move(tried);
+    run(call);
+    return true;
   } catch (const DeviceError& error) {
+    // The library may suggest what it then refuses: only a product that has run counts.
+    plans_[key] = nullptr;
     log_warning(std::string("a bias is added by a kernel of its own: ") + error.what());
+    return false;
   }
-  return plan != nullptr;
 }
 
 bool GemmPlans::takes(const Fp8Product& product, int64_t m, int64_t n, int64_t k) {

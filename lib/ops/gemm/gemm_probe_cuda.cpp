@@ -88,8 +88,7 @@ std::vector<uint8_t> scales_of(ScaleBlock block, int64_t rows, int64_t columns, 
     for (int64_t column = 0; column < grid.columns; ++column) {
       const float scale = scale_at(block, row, column, seed);
       uint8_t* to = bytes.data() + static_cast<size_t>(grid.offset(row, column)) * size;
-      with_type<float, e4m3, e8m0>(type, [&](auto tag) {
-        using T = typename decltype(tag)::Type;
+      with_type<float, e4m3, e8m0>(type, [&]<typename T>(TypeTag<T>) {
         if constexpr (std::is_same_v<T, e8m0>) {
           *to = encode_e8m0_round_up(scale).bits;
         } else {

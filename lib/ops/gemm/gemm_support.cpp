@@ -52,23 +52,17 @@ GemmSupport without(std::string_view reason, const BlockPair& pair) {
 }
 
 std::string_view why_missing(ScalePair scales) {
-  switch (scales) {
-    case ScalePair::tensor:
-      return "this GPU has no FP8 products with one scale for each tensor";
-    case ScalePair::row:
-      return "this GPU has no products with row scales";
-    case ScalePair::block_1x32:
-      return "this GPU has no products with 1x32 scales";
-    case ScalePair::block_1x16:
-      return "this GPU has no products of e2m1";
-    case ScalePair::block_1x128_1x128:
-    case ScalePair::block_1x128_128x128:
-    case ScalePair::block_128x128_1x128:
-      return "this GPU has no products with 1x128 and 128x128 scales";
-    case ScalePair::count:
-      break;
-  }
-  throw InternalError("unknown pair of scales");
+  constexpr std::string_view kBlocks = "this GPU has no products with 1x128 and 128x128 scales";
+  static constexpr std::string_view kReasons[] = {
+      "this GPU has no FP8 products with one scale for each tensor",
+      "this GPU has no products with row scales",
+      kBlocks,
+      kBlocks,
+      kBlocks,
+      "this GPU has no products with 1x32 scales",
+      "this GPU has no products of e2m1"};
+  static_assert(std::size(kReasons) == kScalePairs);
+  return kReasons[static_cast<size_t>(scales)];
 }
 
 /// Why no device multiplies the formats; empty where some does.
@@ -116,21 +110,19 @@ std::string_view why_not(Fp8Support support, const GemmExtents& extents) {
   if (suits(support, extents)) {
     return "cuBLASLt refuses this shape with these types and scales on this GPU";
   }
-  switch (support) {
-    case Fp8Support::by_128:
-      return "cuBLASLt multiplies these types and scales on this GPU only where M, N and K are "
-             "multiples of 128";
-    case Fp8Support::by_16:
-      return "cuBLASLt multiplies these types and scales on this GPU only where M, N and K are "
-             "multiples of 16";
-    case Fp8Support::by_8:
-      return "cuBLASLt multiplies these types and scales on this GPU only where M, N and K are "
-             "multiples of 8";
-    case Fp8Support::none:
-    case Fp8Support::any:
-      break;
-  }
-  return "cuBLASLt does not multiply these types with these scales on this GPU";
+  constexpr std::string_view kNone =
+      "cuBLASLt does not multiply these types with these scales on this GPU";
+  static constexpr std::string_view kReasons[] = {
+      kNone,
+      "cuBLASLt multiplies these types and scales on this GPU only where M, N and K are multiples "
+      "of 128",
+      "cuBLASLt multiplies these types and scales on this GPU only where M, N and K are multiples "
+      "of 16",
+      "cuBLASLt multiplies these types and scales on this GPU only where M, N and K are multiples "
+      "of 8",
+      kNone};
+  static_assert(std::size(kReasons) == static_cast<size_t>(Fp8Support::any) + 1);
+  return kReasons[static_cast<size_t>(support)];
 }
 
 /// Whether the device's table and its library have a product. Where only the short accumulator is

@@ -194,8 +194,7 @@ class ResultCheck {
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t at = rows == 1 ? 0 : i * (shape[0] - 1) / (rows - 1);
       device_->copy_to_host(row.data(), rows_of(product_->result, at, 1).data, row.size());
-      FloatTypes::with(product_->result.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::Type;
+      FloatTypes::with(product_->result.dtype, [&]<typename T>(TypeTag<T>) {
         const T* const from = reinterpret_cast<const T*>(row.data());
         for (int64_t j = 0; j < shape[1]; ++j) {
           values.push_back(load_as_float(from + j));

@@ -328,8 +328,7 @@ void vocabulary_statistics(Stream stream, const VocabularyStatistics& call) {
   const int64_t width = call.logits.count() * kStatistics / call.statistics.count();
   const dim3 grid(static_cast<unsigned>(call.logits.shape.rows()),
                   static_cast<unsigned>(call.logits.shape.back() / width));
-  with_float_type(call.logits.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(call.logits.dtype, [&]<typename X>(TypeTag<X>) {
     const RowCall<const X> row = {.logits = call.logits.as<X>(),
                                   .targets = call.targets.as<int32_t>(),
                                   .columns = call.logits.shape.back(),
@@ -345,8 +344,7 @@ void cross_entropy(Stream stream, const CrossEntropy& call) {
   const int64_t columns = call.logits.shape.back();
   const auto rows = static_cast<unsigned>(call.logits.shape.rows());
   const PartsOfRows parts = parts_of_rows(call.statistics, rows);
-  with_float_type(call.logits.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(call.logits.dtype, [&]<typename X>(TypeTag<X>) {
     const RowCall<X> row = {.logits = call.logits.as<X>(),
                             .targets = call.targets.as<int32_t>(),
                             .losses = call.losses.as<float>(),

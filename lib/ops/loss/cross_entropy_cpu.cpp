@@ -185,8 +185,7 @@ void vocabulary_statistics(Stream /*stream*/, const VocabularyStatistics& call) 
   const int64_t width = call.logits.count() * kStatistics / call.statistics.count();
   const int32_t* targets = call.targets.as<int32_t>();
   auto* const statistics = call.statistics.as<LogitSum>();
-  with_float_type(call.logits.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(call.logits.dtype, [&]<typename X>(TypeTag<X>) {
     X* const logits = const_cast<X*>(call.logits.as<X>());  // they stay as they are
 #pragma omp parallel for schedule(dynamic, 4) if (rows * columns >= kParallelElements)
     for (int64_t row = 0; row < rows; ++row) {

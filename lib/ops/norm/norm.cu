@@ -181,17 +181,18 @@ bool run_cast(const Stream& stream, const NormForwardRows& call, const NormForwa
 void norm_forward(Stream stream, const NormForward& norm) {
   const int64_t n = norm.x.shape.back();
   const bool casts = !norm.cast.out.empty();
+  const NormRows layout = norm.rows.or_packed(n);
   const bool cast_writes = casts && norm.x.dtype == DType::bf16 && norm.y.dtype == DType::bf16;
   NormForwardRows call = {.x = norm.x.data,
                           .x_type = norm.x.dtype,
-                          .x_rows = {n, 1},
+                          .x_rows = layout,
                           .weight = norm.weight.as<float>(),
                           .bias = norm.bias.as<float>(),
                           .eps = norm.eps,
                           .y = cast_writes ? nullptr : norm.y.data,
                           .y_type = norm.y.dtype,
-                          .y_rows = {n, 1},
-                          .original = nullptr,
+                          .y_rows = layout,
+                          .original = norm.original.data,
                           .mean = norm.mean.as<float>(),
                           .rstd = norm.rstd.as<float>(),
                           .amax = casts ? nullptr : norm.cast.amax,
@@ -216,12 +217,13 @@ void norm_forward(Stream stream, const NormForward& norm) {
 void norm_backward(Stream stream, const NormBackward& norm) {
   const int64_t n = norm.x.shape.back();
   const int64_t rows = norm.x.shape.rows();
-  const int64_t chunk_rows = norm_chunk_rows(rows);
+  const NormRows layout = norm.rows.or_packed(n);
+  const int64_t chunk_rows = norm_chunk_rows(rows / layout.heads) * layout.heads;
   const int64_t chunks = ceil_div(rows, chunk_rows);
   float* partial = norm.scratch.as<float>();
   run_backward(stream, {.dy = norm.dy.data,
                         .dy_type = norm.dy.dtype,
-                        .dy_rows = {n, 1},
+                        .dy_rows = layout,
                         .x = norm.x.data,
                         .x_type = norm.x.dtype,
                         .weight = norm.weight.as<float>(),
@@ -229,7 +231,7 @@ void norm_backward(Stream stream, const NormBackward& norm) {
                         .rstd = norm.rstd.as<float>(),
                         .dx = norm.dx.data,
                         .dx_type = norm.dx.dtype,
-                        .dx_rows = {n, 1},
+                        .dx_rows = layout,
                         .accumulate = norm.accumulate,
                         .weight_partial = partial,
                         .bias_partial = partial + chunks * n,
@@ -243,49 +245,6 @@ void norm_backward(Stream stream, const NormBackward& norm) {
   if (!norm.bias_grad.empty()) {
     add(partial + chunks * n, norm.bias_grad);
   }
-}
-
-void head_rms_norm_forward(Stream stream, const HeadRmsNormForward& call) {
-  const NormRows layout = {call.x.row_stride, static_cast<int>(call.heads)};
-  run_forward(stream, {.x = call.x.data,
-                       .x_type = call.x.dtype,
-                       .x_rows = layout,
-                       .weight = call.weight.as<float>(),
-                       .bias = nullptr,
-                       .eps = call.eps,
-                       .y = call.x.data,
-                       .y_type = call.x.dtype,
-                       .y_rows = layout,
-                       .original = call.original.data,
-                       .mean = nullptr,
-                       .rstd = call.rstd.as<float>(),
-                       .amax = nullptr,
-                       .rows = call.rows * call.heads,
-                       .n = static_cast<int>(call.head_dim)});
-}
-
-void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call) {
-  const NormRows layout = {call.dx.row_stride, static_cast<int>(call.heads)};
-  const int64_t positions = norm_chunk_rows(call.rows);
-  run_backward(stream, {.dy = call.dx.data,
-                        .dy_type = call.dx.dtype,
-                        .dy_rows = layout,
-                        .x = call.original.data,
-                        .x_type = call.original.dtype,
-                        .weight = call.weight.as<float>(),
-                        .mean = nullptr,
-                        .rstd = call.rstd.as<float>(),
-                        .dx = call.dx.data,
-                        .dx_type = call.dx.dtype,
-                        .dx_rows = layout,
-                        .accumulate = false,
-                        .weight_partial = call.scratch.as<float>(),
-                        .bias_partial = nullptr,
-                        .rows = call.rows * call.heads,
-                        .chunk_rows = positions * call.heads,
-                        .n = static_cast<int>(call.head_dim)});
-  add_partial_sums(stream, call.scratch.as<float>(), ceil_div(call.rows, positions),
-                   static_cast<int>(call.head_dim), call.weight_grad, call.overwrite_weight_grad);
 }
 
 }  // namespace fp8train::ops::cuda

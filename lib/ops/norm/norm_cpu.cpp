@@ -43,18 +43,24 @@ FP8TRAIN_HD void add_partial_sums(const float* partial, int64_t chunks, int64_t 
   }
 }
 
-/// The row that a norm is of, after the addition in front of it.
+/// The row that a norm is of: x, its copy, or the sum in front of the norm.
 template <typename X>
-FP8TRAIN_HD const X* normed_row(const ResidualAdd& residual, const X* x, int64_t row, int64_t n) {
-  if (residual.empty()) {
-    return x + row * n;
+FP8TRAIN_HD const X* normed_row(const NormForward& call, const X* x, int64_t row, int64_t n) {
+  if (!call.original.empty()) {
+    X* stored = call.original.as<X>() + row * n;
+    for (int64_t i = 0; i < n; ++i) {
+      stored[i] = x[i];
+    }
+    return stored;
   }
-  const X* left = x + row * n;
-  const X* right = residual.delta.as<X>() + row * n;
-  X* sum = residual.sum.as<X>() + row * n;
+  if (call.residual.empty()) {
+    return x;
+  }
+  const X* right = call.residual.delta.as<X>() + row * n;
+  X* sum = call.residual.sum.as<X>() + row * n;
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
-    store_from_float(sum + i, load_as_float(left + i) + load_as_float(right + i));
+    store_from_float(sum + i, load_as_float(x + i) + load_as_float(right + i));
   }
   return sum;
 }
@@ -147,27 +153,27 @@ FP8TRAIN_HD void row_backward(const BackwardRow<Dy, X, Dx>& call, const float* w
 void norm_forward(Stream /*stream*/, const NormForward& call) {
   const int64_t n = call.x.shape.back();
   const int64_t rows = call.x.shape.rows();
+  const NormRows layout = call.rows.or_packed(n);
   const bool centered = !call.mean.empty();
   const float* w = call.weight.as<float>();
   const float* b = call.bias.as<float>();
   float* mean_out = call.mean.as<float>();
   float* rstd_out = call.rstd.as<float>();
   with_float_type(call.x.dtype, [&](auto x_tag) {
-    with_float_type(call.y.dtype, [&](auto y_tag) {
-      using Y = typename decltype(y_tag)::Type;
+    with_float_type(call.y.dtype, [&]<typename Y>(TypeTag<Y>) {
       const auto* data = call.x.as<typename decltype(x_tag)::Type>();
       for_each_row<Y>(call.cast, rows, n, [&](int64_t row, CastCounts& counts) {
-        const auto* from = normed_row(call.residual, data, row, n);
+        const auto* from = normed_row(call, data + layout.at(row, n), row, n);
         const RowStatistics statistics = statistics_of_row(from, centered, call.eps, n);
         if (centered) {
           mean_out[row] = statistics.mean;
         }
         rstd_out[row] = statistics.rstd;
-        produce_row(call.cast, row_of<Y>(call.y, row), row, n, counts,
-                    [=](int64_t begin, int64_t length, Y* to) {
-                      scale_row(from + begin, w + begin, b == nullptr ? nullptr : b + begin,
-                                statistics, to, length);
-                    });
+        Y* const y = call.y.empty() ? nullptr : call.y.as<Y>() + layout.at(row, n);
+        produce_row(call.cast, y, row, n, counts, [=](int64_t begin, int64_t length, Y* to) {
+          scale_row(from + begin, w + begin, b == nullptr ? nullptr : b + begin, statistics, to,
+                    length);
+        });
       });
     });
   });
@@ -176,36 +182,41 @@ void norm_forward(Stream /*stream*/, const NormForward& call) {
 void norm_backward(Stream /*stream*/, const NormBackward& call) {
   const int64_t n = call.x.shape.back();
   const int64_t rows = call.x.shape.rows();
-  const int64_t chunks = ceil_div(rows, kChunkRows);
+  const NormRows layout = call.rows.or_packed(n);
+  const int64_t chunk_rows = kChunkRows * layout.heads;
+  const int64_t chunks = ceil_div(rows, chunk_rows);
   const float* w = call.weight.as<float>();
   const float* mean_in = call.mean.as<float>();
   const float* rstd_in = call.rstd.as<float>();
   float* weight_partial = call.scratch.as<float>();
   float* bias_partial = mean_in == nullptr ? nullptr : weight_partial + chunks * n;
-  with_float_type(call.dy.dtype, [&](auto dy_tag) {
-    with_float_type(call.x.dtype, [&](auto x_tag) {
-      using X = typename decltype(x_tag)::Type;
-      using Dy = typename decltype(dy_tag)::Type;
-      const Dy* dy_data = call.dy.as<Dy>();
-      const X* x_data = call.x.as<X>();
-      X* dx_data = call.dx.as<X>();
+  const auto run = [&]<typename Dy, typename X, typename Dx>(const Dy* dy, const X* x, Dx* dx) {
 #pragma omp parallel for schedule(static) if (rows * n >= kParallelElements)
-      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-        float* weight_sums = weight_partial + chunk * n;
-        float* bias_sums = bias_partial == nullptr ? nullptr : bias_partial + chunk * n;
-        clear(weight_sums, n);
-        clear(bias_sums, bias_sums == nullptr ? 0 : n);
-        const int64_t end = minimum(rows, (chunk + 1) * kChunkRows);
-        for (int64_t row = chunk * kChunkRows; row < end; ++row) {
-          const BackwardRow<Dy, X, X> arguments = {
-              .dy = dy_data + row * n,
-              .x = x_data + row * n,
-              .statistics = {mean_in == nullptr ? 0.0F : mean_in[row], rstd_in[row]},
-              .dx = dx_data + row * n,
-              .weight_sum = weight_sums,
-              .bias_sum = bias_sums};
-          row_backward(arguments, w, call.accumulate, n);
-        }
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      float* weight_sums = weight_partial + chunk * n;
+      float* bias_sums = bias_partial == nullptr ? nullptr : bias_partial + chunk * n;
+      clear(weight_sums, n);
+      clear(bias_sums, bias_sums == nullptr ? 0 : n);
+      const int64_t end = minimum(rows, (chunk + 1) * chunk_rows);
+      for (int64_t row = chunk * chunk_rows; row < end; ++row) {
+        const int64_t at = layout.at(row, n);
+        const BackwardRow<Dy, X, Dx> arguments = {
+            .dy = dy + at,
+            .x = x + row * n,
+            .statistics = {mean_in == nullptr ? 0.0F : mean_in[row], rstd_in[row]},
+            .dx = dx + at,
+            .weight_sum = weight_sums,
+            .bias_sum = bias_sums};
+        row_backward(arguments, w, call.accumulate, n);
+      }
+    }
+  };
+  with_float_type(call.dy.dtype, [&]<typename Dy>(TypeTag<Dy>) {
+    with_float_type(call.x.dtype, [&]<typename X>(TypeTag<X>) {
+      if (call.dx.dtype == call.x.dtype) {
+        run(call.dy.as<Dy>(), call.x.as<X>(), call.dx.as<X>());
+      } else {
+        run(call.dy.as<Dy>(), call.x.as<X>(), call.dx.as<Dy>());
       }
     });
   });
@@ -215,67 +226,6 @@ void norm_backward(Stream /*stream*/, const NormBackward& call) {
     add_partial_sums(bias_partial, chunks, n, call.bias_grad.as<float>(),
                      call.overwrite_weight_grad);
   }
-}
-
-void head_rms_norm_forward(Stream /*stream*/, const HeadRmsNormForward& call) {
-  const float* w = call.weight.as<float>();
-  float* rstd_out = call.rstd.as<float>();
-  with_float_type(call.x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
-    T* data = static_cast<T*>(call.x.data);
-    T* stored = call.original.as<T>();
-#pragma omp parallel for schedule(static) if (call.rows * call.heads * call.head_dim >= \
-                                              kParallelElements)
-    for (int64_t row = 0; row < call.rows; ++row) {
-      for (int64_t head = 0; head < call.heads; ++head) {
-        T* values = data + row * call.x.row_stride + head * call.head_dim;
-        T* copy = stored + (row * call.heads + head) * call.head_dim;
-        for (int64_t i = 0; i < call.head_dim; ++i) {
-          copy[i] = values[i];
-        }
-        const RowStatistics statistics = statistics_of_row(copy, false, call.eps, call.head_dim);
-        rstd_out[row * call.heads + head] = statistics.rstd;
-        scale_row(copy, w, nullptr, statistics, values, call.head_dim);
-      }
-    }
-  });
-}
-
-void head_rms_norm_backward(Stream /*stream*/, const HeadRmsNormBackward& call) {
-  const int64_t chunks = ceil_div(call.rows, kChunkRows);
-  const float* w = call.weight.as<float>();
-  const float* rstd_in = call.rstd.as<float>();
-  float* partial = call.scratch.as<float>();
-  with_float_type(call.dx.dtype, [&](auto dx_tag) {
-    with_float_type(call.original.dtype, [&](auto x_tag) {
-      using Dx = typename decltype(dx_tag)::Type;
-      using X = typename decltype(x_tag)::Type;
-      Dx* dx_data = static_cast<Dx*>(call.dx.data);
-      const X* x_data = call.original.as<X>();
-#pragma omp parallel for schedule(static) if (call.rows * call.heads * call.head_dim >= \
-                                              kParallelElements)
-      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-        float* sums = partial + chunk * call.head_dim;
-        clear(sums, call.head_dim);
-        const int64_t end = minimum(call.rows, (chunk + 1) * kChunkRows);
-        for (int64_t row = chunk * kChunkRows; row < end; ++row) {
-          for (int64_t head = 0; head < call.heads; ++head) {
-            const int64_t index = row * call.heads + head;
-            Dx* gradient = dx_data + row * call.dx.row_stride + head * call.head_dim;
-            const BackwardRow<Dx, X, Dx> arguments = {.dy = gradient,
-                                                      .x = x_data + index * call.head_dim,
-                                                      .statistics = {0.0F, rstd_in[index]},
-                                                      .dx = gradient,
-                                                      .weight_sum = sums,
-                                                      .bias_sum = nullptr};
-            row_backward(arguments, w, false, call.head_dim);
-          }
-        }
-      }
-    });
-  });
-  add_partial_sums(partial, chunks, call.head_dim, call.weight_grad.as<float>(),
-                   call.overwrite_weight_grad);
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

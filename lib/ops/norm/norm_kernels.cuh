@@ -14,16 +14,6 @@ namespace fp8train::ops::cuda {
 constexpr int kNormThreads = 256;      ///< of a block with several teams
 constexpr int kNormMostThreads = 512;  ///< of a team
 
-/// Where row r = (p, h) of n elements lies: head h of `heads` in position p of `stride` elements.
-struct NormRows {
-  int64_t stride;
-  int heads;
-
-  FP8TRAIN_HD int64_t at(int64_t row, int n) const {
-    return heads == 1 ? row * stride : row / heads * stride + row % heads * n;
-  }
-};
-
 /// The arguments of a forward kernel: rows of n elements.
 struct NormForwardRows {
   const void* x;

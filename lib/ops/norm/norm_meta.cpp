@@ -24,10 +24,14 @@ OpBytes gradient_bytes(const View& gradient, bool overwrite) {
 void norm_forward(Stream stream, const NormForward& call) {
   const bool casts = !call.cast.out.empty();
   const bool recasts = casts && !casts_in_one_pass(call);
-  count(stream,
-        bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.bias) + bytes_of(call.y) +
-            bytes_of(call.mean) + bytes_of(call.rstd) + bytes_of(call.cast) +
-            recast_bytes(call, recasts) + residual_bytes(call.residual),
+  const OpBytes bytes = bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.bias) +
+                        bytes_of(call.y) + bytes_of(call.original) + bytes_of(call.mean) +
+                        bytes_of(call.rstd) + bytes_of(call.cast) + recast_bytes(call, recasts) +
+                        residual_bytes(call.residual);
+  if (call.rows.stride != 0) {
+    return count(stream, bytes);
+  }
+  count(stream, bytes,
         recasts ? "norm_forward recast"
         : casts ? "norm_forward cast"
                 : "norm_forward",
@@ -35,24 +39,15 @@ void norm_forward(Stream stream, const NormForward& call) {
 }
 
 void norm_backward(Stream stream, const NormBackward& call) {
-  count(stream,
-        bytes_of(call.dy) + bytes_of(call.x) + bytes_of(call.weight) + bytes_of(call.mean) +
-            bytes_of(call.rstd) + bytes_of(call.dx) * (call.accumulate ? 2 : 1) +
-            gradient_bytes(call.weight_grad, call.overwrite_weight_grad) +
-            gradient_bytes(call.bias_grad, call.overwrite_weight_grad),
-        "norm_backward", call.x.count(), call.bias_grad.empty() ? 2 : 3);
-}
-
-void head_rms_norm_forward(Stream stream, const HeadRmsNormForward& call) {
-  count(stream, 2 * bytes_of(call.x, call.rows, call.heads, call.head_dim) + bytes_of(call.weight) +
-                    bytes_of(call.original) + bytes_of(call.rstd));
-}
-
-void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call) {
-  count(stream, {.bytes = 2 * bytes_of(call.dx, call.rows, call.heads, call.head_dim) +
-                          bytes_of(call.original) + bytes_of(call.weight) + bytes_of(call.rstd) +
-                          gradient_bytes(call.weight_grad, call.overwrite_weight_grad),
-                 .launches = 2});
+  const OpBytes bytes = bytes_of(call.dy) + bytes_of(call.x) + bytes_of(call.weight) +
+                        bytes_of(call.mean) + bytes_of(call.rstd) +
+                        bytes_of(call.dx) * (call.accumulate ? 2 : 1) +
+                        gradient_bytes(call.weight_grad, call.overwrite_weight_grad) +
+                        gradient_bytes(call.bias_grad, call.overwrite_weight_grad);
+  if (call.rows.stride != 0) {
+    return count(stream, {.bytes = bytes, .launches = 2});
+  }
+  count(stream, bytes, "norm_backward", call.x.count(), call.bias_grad.empty() ? 2 : 3);
 }
 
 }  // namespace fp8train::ops::meta

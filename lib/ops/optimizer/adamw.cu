@@ -189,8 +189,7 @@ void update_and_cast(const Stream& stream, const AdamW& call, const Moments& mom
   const QuantizedTensor& out = call.cast.out;
   const LaunchShape shape = {blocks_for(stream, tiles_of(target.rows, target.width), 1),
                              kTileThreads};
-  with_fp8_type(out.empty() ? DType::e4m3 : out.format().dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
+  with_fp8_type(out.empty() ? DType::e4m3 : out.format().dtype, [&]<typename Code>(TypeTag<Code>) {
     launch(stream, shape, adamw_tiles_kernel<Code, Moments>, update, rates_of(call), control,
            target, cast_call(call.cast));
   });

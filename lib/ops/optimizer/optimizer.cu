@@ -196,8 +196,7 @@ void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratc
   const int64_t chunks = squares_partial_sums(count);
   double* partial = scratch.as<double>();
   const auto blocks = static_cast<unsigned>(ceil_div(chunks * kChunkThreads, kBlock));
-  with_float_type(x.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(x.dtype, [&]<typename X>(TypeTag<X>) {
     launch(stream, {blocks, kBlock}, sum_chunks_kernel<X>, x.as<X>(), partial, count, chunks,
            read_as, is_aligned(x.data, sizeof(X) * kPack));
   });

@@ -14,8 +14,7 @@ void swiglu_forward_as(const Stream& stream, const ConstView& gate_up, const Vie
                        const QuantizeSink& cast, const float* smoothing) {
   const int64_t width = y.shape.back();
   const bool aligned = is_aligned(gate_up.data) && is_aligned(smoothing);
-  with_float_type(y.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  with_float_type(y.dtype, [&]<typename T>(TypeTag<T>) {
     const SwigluForwardSource<T, Smoothed, Encoded> source(gate_up.as<T>(), width, smoothing);
     cast_tiles(
         stream, source,
@@ -28,8 +27,7 @@ template <bool Encoded>
 void swiglu_backward_as(const Stream& stream, const ConstView& dy, const ConstView& gate_up,
                         const View& d_gate_up, const QuantizeSink& cast) {
   const int64_t width = dy.shape.back();
-  with_float_type(dy.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  with_float_type(dy.dtype, [&]<typename T>(TypeTag<T>) {
     const SwigluBackwardSource<T, Encoded> source(dy.as<T>(), gate_up.as<T>(), width);
     const bool aligned = is_aligned(dy.data) && is_aligned(gate_up.data);
     cast_tiles(stream, source,
@@ -63,8 +61,7 @@ void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate
 
 void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) {
   const int64_t width = y.shape.back();
-  with_float_type(x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  with_float_type(x.dtype, [&]<typename T>(TypeTag<T>) {
     cast_tiles(stream, GeluForwardSource<T>(x.as<T>(), width),
                {.rows = y.shape.rows(),
                 .width = width,
@@ -76,8 +73,7 @@ void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) 
 
 void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const QuantizeSink& cast) {
   const int64_t width = dx.shape.back();
-  with_float_type(x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  with_float_type(x.dtype, [&]<typename T>(TypeTag<T>) {
     const bool aligned = is_aligned(dy.data) && is_aligned(x.data);
     cast_tiles(
         stream, GeluBackwardSource<T>(dy.as<T>(), x.as<T>(), width),

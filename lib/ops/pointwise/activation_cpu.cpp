@@ -96,8 +96,7 @@ void swiglu_forward(Stream /*stream*/, ConstView gate_up, View y, const Quantize
                     ConstView smoothing, bool silu_in_codes) {
   const int64_t width = y.shape.back();
   const float* const scale = smoothing.as<float>();
-  with_float_type(y.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  with_float_type(y.dtype, [&]<typename T>(TypeTag<T>) {
     const T* from = gate_up.as<T>();
     for_each_row<T>(cast, y.shape.rows(), width, [&](int64_t row, CastCounts& counts) {
       produce_row(
@@ -124,8 +123,7 @@ void swiglu_forward(Stream /*stream*/, ConstView gate_up, View y, const Quantize
 void swiglu_backward(Stream /*stream*/, ConstView dy, ConstView gate_up, View d_gate_up,
                      const QuantizeSink& cast, bool silu_in_codes) {
   const int64_t width = dy.shape.back();
-  with_float_type(dy.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  with_float_type(dy.dtype, [&]<typename T>(TypeTag<T>) {
     const T* gradient = dy.as<T>();
     const T* from = gate_up.as<T>();
     for_each_row<T>(cast, dy.shape.rows(), 2 * width, [&](int64_t row, CastCounts& counts) {
@@ -152,8 +150,7 @@ void swiglu_backward(Stream /*stream*/, ConstView dy, ConstView gate_up, View d_
 
 void gelu_forward(Stream /*stream*/, ConstView x, View y, const QuantizeSink& cast) {
   const int64_t width = y.shape.back();
-  with_float_type(x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  with_float_type(x.dtype, [&]<typename T>(TypeTag<T>) {
     const T* data = x.as<T>();
     for_each_row<T>(cast, y.shape.rows(), width, [&](int64_t row, CastCounts& counts) {
       produce_row(cast, row_of<T>(y, row), row, width, counts,
@@ -171,8 +168,7 @@ void gelu_forward(Stream /*stream*/, ConstView x, View y, const QuantizeSink& ca
 void gelu_backward(Stream /*stream*/, ConstView dy, ConstView x, View dx,
                    const QuantizeSink& cast) {
   const int64_t width = dx.shape.back();
-  with_float_type(x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  with_float_type(x.dtype, [&]<typename T>(TypeTag<T>) {
     const T* gradients = dy.as<T>();
     const T* data = x.as<T>();
     for_each_row<T>(cast, dx.shape.rows(), width, [&](int64_t row, CastCounts& counts) {

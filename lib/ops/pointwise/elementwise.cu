@@ -149,10 +149,8 @@ struct ScaleBy {
 }  // namespace
 
 void cast(Stream stream, ConstView x, View y) {
-  with_float_type(x.dtype, [&](auto x_tag) {
-    with_float_type(y.dtype, [&](auto y_tag) {
-      using X = typename decltype(x_tag)::Type;
-      using Y = typename decltype(y_tag)::Type;
+  with_float_type(x.dtype, [&]<typename X>(TypeTag<X>) {
+    with_float_type(y.dtype, [&]<typename Y>(TypeTag<Y>) {
       map<kPack>(stream, y.count(),
                  is_aligned(x.data, sizeof(X) * kPack) && is_aligned(y.data, sizeof(Y) * kPack),
                  Cast<X, Y>{x.as<X>(), y.as<Y>()});
@@ -161,12 +159,9 @@ void cast(Stream stream, ConstView x, View y) {
 }
 
 void add(Stream stream, ConstView a, ConstView b, View y) {
-  with_float_type(a.dtype, [&](auto a_tag) {
-    with_float_type(b.dtype, [&](auto b_tag) {
-      with_float_type(y.dtype, [&](auto y_tag) {
-        using A = typename decltype(a_tag)::Type;
-        using B = typename decltype(b_tag)::Type;
-        using Y = typename decltype(y_tag)::Type;
+  with_float_type(a.dtype, [&]<typename A>(TypeTag<A>) {
+    with_float_type(b.dtype, [&]<typename B>(TypeTag<B>) {
+      with_float_type(y.dtype, [&]<typename Y>(TypeTag<Y>) {
         map<kPack>(stream, y.count(),
                    is_aligned(a.data, sizeof(A) * kPack) && is_aligned(b.data, sizeof(B) * kPack) &&
                        is_aligned(y.data, sizeof(Y) * kPack),
@@ -180,8 +175,7 @@ void add_bias(Stream stream, View y, ConstView bias) {
   const int64_t columns = y.shape.back();
   const int64_t rows = y.shape.rows();
   const auto row_blocks = static_cast<unsigned>(rows < 1024 ? rows : 1024);
-  with_float_type(y.dtype, [&](auto tag) {
-    using Y = typename decltype(tag)::Type;
+  with_float_type(y.dtype, [&]<typename Y>(TypeTag<Y>) {
     launch(stream, {{blocks_for(stream, columns), row_blocks}, kBlock}, add_bias_kernel<Y>,
            y.as<Y>(), bias.as<float>(), rows, columns);
   });
@@ -200,10 +194,8 @@ void copy_columns(Stream stream, ConstView x, int64_t first, View y) {
 void add_columns(Stream stream, const AddColumns& call) {
   const int64_t rows = call.y.shape.rows();
   const auto row_blocks = static_cast<unsigned>(rows < 1024 ? rows : 1024);
-  with_float_type(call.x.dtype, [&](auto x_tag) {
-    with_float_type(call.y.dtype, [&](auto y_tag) {
-      using X = typename decltype(x_tag)::Type;
-      using Y = typename decltype(y_tag)::Type;
+  with_float_type(call.x.dtype, [&]<typename X>(TypeTag<X>) {
+    with_float_type(call.y.dtype, [&]<typename Y>(TypeTag<Y>) {
       launch(stream, {{blocks_for(stream, call.columns), row_blocks}, kBlock},
              add_columns_kernel<X, Y>, call.x.as<X>() + call.x_first, call.y.as<Y>() + call.y_first,
              ColumnsToAdd{call.x.shape.back(), call.y.shape.back(), rows, call.columns, call.factor,
@@ -217,8 +209,7 @@ void bias_backward(Stream stream, ConstView dy, View grad, View scratch, bool ov
   const int64_t rows = dy.count() / columns;
   const int64_t chunks = bias_partial_rows(rows);
   const auto column_blocks = static_cast<unsigned>(ceil_div(columns, kBlock));
-  with_float_type(dy.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(dy.dtype, [&]<typename X>(TypeTag<X>) {
     launch(stream, {{column_blocks, static_cast<unsigned>(chunks)}, kBlock}, sum_rows_kernel<X>,
            dy.as<X>(), scratch.as<float>(), rows, columns);
   });

@@ -283,8 +283,7 @@ void embedding_forward(Stream stream, const EmbeddingForward& call) {
   const float* position = call.positions.empty()
                               ? nullptr
                               : call.positions.as<float>() + call.position_offset * columns;
-  with_float_type(call.y.dtype, [&](auto tag) {
-    using Y = typename decltype(tag)::Type;
+  with_float_type(call.y.dtype, [&]<typename Y>(TypeTag<Y>) {
     const bool aligned =
         columns % kPack == 0 && is_aligned(call.table.data, sizeof(float) * kPack) &&
         is_aligned(position, sizeof(float) * kPack) && is_aligned(call.y.data, sizeof(Y) * kPack);
@@ -297,8 +296,7 @@ void embedding_forward(Stream stream, const EmbeddingForward& call) {
 }
 
 void embedding_backward(Stream stream, const EmbeddingBackward& call) {
-  with_float_type(call.dy.dtype, [&](auto tag) {
-    using DY = typename decltype(tag)::Type;
+  with_float_type(call.dy.dtype, [&]<typename DY>(TypeTag<DY>) {
     const bool aligned = call.dy.shape.back() % kPack == 0 &&
                          is_aligned(call.dy.data, sizeof(DY) * kPack) &&
                          is_aligned(call.table_grad.data, sizeof(float) * kPack) &&

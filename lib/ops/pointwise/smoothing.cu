@@ -83,8 +83,7 @@ void find_smoothing(Stream stream, ConstView gate_up, View scale) {
   const int64_t width = scale.count();
   const int64_t rows = gate_up.shape.rows();
   const auto blocks = static_cast<unsigned>(ceil_div(width, kColumns));
-  with_float_type(gate_up.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
+  with_float_type(gate_up.dtype, [&]<typename T>(TypeTag<T>) {
     const bool packed = width % kVec8 == 0 && is_aligned(gate_up.data);
     launch(stream, {blocks, kBlock},
            packed ? find_smoothing_kernel<true, T> : find_smoothing_kernel<false, T>,

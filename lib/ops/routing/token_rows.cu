@@ -167,8 +167,7 @@ void send_rows(Stream stream, ConstView x, ConstView sources, ConstView weights,
   const int64_t columns = x.shape.back();
   const bool packed = columns % kPack == 0 && is_aligned(x.data, kPack * size_of(x.dtype)) &&
                       is_aligned(y.data, kPack * size_of(y.dtype));
-  with_float_type(x.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(x.dtype, [&]<typename X>(TypeTag<X>) {
     map<kPack>(
         stream, y.count(), packed,
         SentRow<X>{x.as<X>(), sources.as<int32_t>(), weighted ? weights.as<float>() : nullptr,
@@ -182,8 +181,7 @@ void return_rows(Stream stream, const ReturnedRows& call) {
   const bool packed = columns % kPack == 0 && is_aligned(call.x.data, bytes) &&
                       is_aligned(call.y.data, bytes) &&
                       is_aligned(call.addend.data, kPack * sizeof(float));
-  with_float_type(call.y.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(call.y.dtype, [&]<typename X>(TypeTag<X>) {
     map<kPack>(stream, call.y.count(), packed,
                ReturnedRow<X>{call.x.as<X>(), call.slots.as<int32_t>(), call.weights.as<float>(),
                               call.addend.as<float>(), call.slots.shape.back(), columns, call.adds,
@@ -193,8 +191,7 @@ void return_rows(Stream stream, const ReturnedRows& call) {
 
 void dot_rows(Stream stream, ConstView a, ConstView b, ConstView slots, View products) {
   const int64_t choices = slots.count();
-  with_float_type(a.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(a.dtype, [&]<typename X>(TypeTag<X>) {
     launch(stream, {static_cast<unsigned>(ceil_div(choices * kSumLanes, kBlock)), kBlock},
            dot_rows_kernel<X>,
            RowProducts<X>{a.as<X>(), b.as<X>(), slots.as<int32_t>(), choices, slots.shape.back(),

@@ -81,8 +81,7 @@ void send_rows(Stream /*stream*/, ConstView x, ConstView sources, ConstView weig
   const int64_t width = x.shape.back();
   const int64_t slots = y.shape.rows();
   const int64_t per_token = weights.shape.back();
-  with_float_type(x.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(x.dtype, [&]<typename X>(TypeTag<X>) {
 #pragma omp parallel for schedule(static) if (slots * width >= kParallelElements)
     for (int64_t slot = 0; slot < slots; ++slot) {
       const int64_t source = sources.as<int32_t>()[slot];
@@ -114,8 +113,7 @@ void dot_rows(Stream /*stream*/, ConstView a, ConstView b, ConstView slots, View
   const int64_t width = a.shape.back();
   const int64_t per_token = slots.shape.back();
   const int64_t choices = slots.count();
-  with_float_type(a.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(a.dtype, [&]<typename X>(TypeTag<X>) {
 #pragma omp parallel for schedule(static) if (choices * width >= kParallelElements)
     for (int64_t i = 0; i < choices; ++i) {
       const int64_t slot = slots.as<int32_t>()[i];

@@ -111,8 +111,7 @@ struct DeviceEncoded {
       }
       return;
     }
-    with_type_of(StoredTypes{}, dtype, [&](auto tag) {
-      using Code = typename decltype(tag)::Type;
+    with_type_of(StoredTypes{}, dtype, [&]<typename Code>(TypeTag<Code>) {
       decode_pack<Code, N>(get<N, Packed>(static_cast<const Code*>(codes) + i, available), values);
     });
     if (Extended && expanded) {
@@ -224,8 +223,7 @@ struct DeviceEncoded {
       scaled[j] = Extended && expanded ? expand(values[j], scale) : values[j] * scale.scale;
     }
     uint32_t present = 0;
-    with_type_of(StoredTypes{}, dtype, [&](auto tag) {
-      using Code = typename decltype(tag)::Type;
+    with_type_of(StoredTypes{}, dtype, [&]<typename Code>(TypeTag<Code>) {
       Pack<Code, N> pack;
       if (Extended && stochastic) {
 #pragma unroll

@@ -21,11 +21,9 @@ void read_stored(Stream stream, const Encoded& x, View y) {
   dispatch<&OpTable::read_stored>(stream, x, y);
 }
 
-void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip,
-                       bool counts_only) {
-  check(is_fp8(codes.dtype) && automatic != nullptr && skip != nullptr,
-        "update_auto_scale: of FP8 codes");
-  dispatch<&OpTable::update_auto_scale>(stream, codes, automatic, skip, counts_only);
+void count_at_maximum(Stream stream, ConstView codes, AutoScale* automatic) {
+  check(is_fp8(codes.dtype) && automatic != nullptr, "count_at_maximum: of FP8 codes");
+  dispatch<&OpTable::count_at_maximum>(stream, codes, automatic);
 }
 
 void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,

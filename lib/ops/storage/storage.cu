@@ -174,21 +174,6 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Moves the factor of a controller, and starts its next count.
-struct NextFactor {
-  AutoScale* automatic;
-  int64_t count;
-  const int32_t* skip;
-
-  template <int N>
-  __device__ void run(int64_t /*i*/) const {
-    if (*skip == 0) {
-      automatic->factor = next_automatic_factor(automatic->factor, automatic->at_maximum, count);
-    }
-    automatic->at_maximum = 0;
-  }
-};
-
 /// Moves the factors of many controllers, whose codes were counted on several ranks.
 struct NextFactors {
   const AutoScale* of_ranks;
@@ -276,8 +261,7 @@ void store(Stream stream, const Store& call) {
   if (call.x.count() == 0) {
     return;
   }
-  with_float_type(call.x.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(call.x.dtype, [&]<typename X>(TypeTag<X>) {
     codec_of(call.to.format) == Codec::divided ? store_groups<X>(stream, call)
                                                : store_as<X>(stream, call);
   });
@@ -288,8 +272,7 @@ void read_stored(Stream stream, const Encoded& x, View y) {
   if (count == 0) {
     return;
   }
-  with_float_type(y.dtype, [&](auto tag) {
-    using Y = typename decltype(tag)::Type;
+  with_float_type(y.dtype, [&]<typename Y>(TypeTag<Y>) {
     if (codec_of(x.format) == Codec::divided) {
       constexpr int kPack = 16 / static_cast<int>(sizeof(Y));  // of one group: starts are multiples
       return map<kPack>(stream, count, is_aligned(y.data) && is_aligned(x.codes.data, kPack),
@@ -301,17 +284,12 @@ void read_stored(Stream stream, const Encoded& x, View y) {
   });
 }
 
-void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip,
-                       bool counts_only) {
+void count_at_maximum(Stream stream, ConstView codes, AutoScale* automatic) {
   const int64_t count = codes.count();
-  with_fp8_type(codes.dtype, [&](auto tag) {
-    using Code = typename decltype(tag)::Type;
+  with_fp8_type(codes.dtype, [&]<typename Code>(TypeTag<Code>) {
     launch(stream, {blocks_for(stream, count), kBlock}, count_largest_kernel<Code>,
            codes.as<Code>(), count, automatic);
   });
-  if (!counts_only) {
-    map<1>(stream, 1, true, NextFactor{automatic, count, skip});
-  }
 }
 
 void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,

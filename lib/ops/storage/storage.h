@@ -36,16 +36,15 @@ void store(Stream stream, const Store& call);
 /// y = the decoded values of x; y: fp32, bf16 or fp16.
 void read_stored(Stream stream, const Encoded& x, View y);
 
-/// The mu of gradients (FP8-LM, arXiv 2310.18313, section 2.2): the factor is halved if more than
-/// 1e-5 of the codes, and at least two, have the largest magnitude, else it grows by 2^(1/1000). It
-/// stays between 2^-16 and 2^16. Nothing changes if *skip (device memory) is not 0. codes: e4m3 or
-/// e5m2. `counts_only`: the codes of a part of the tensor are counted, for update_auto_scales().
-void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip,
-                       bool counts_only = false);
+/// Counts the codes of a tensor, or of a part of it, that have the largest magnitude: e4m3 or e5m2.
+void count_at_maximum(Stream stream, ConstView codes, AutoScale* automatic);
 
-/// Updates the controllers of `count` tensors whose codes were counted on several ranks
-/// (count_largest()): the counters of of_ranks [ranks, count] are added. Those of scales [count]
-/// are 0 afterwards. All of it is device memory.
+/// Updates the controllers of `count` tensors whose codes were counted on one or more ranks: the
+/// counters of of_ranks [ranks, count], which may be `scales`, are added. Those of scales [count]
+/// are 0 afterwards. All of it is device memory. The mu of gradients (FP8-LM, arXiv 2310.18313,
+/// section 2.2): the factor is halved if more than 1e-5 of the codes, and at least two, have the
+/// largest magnitude, else it grows by 2^(1/1000). It stays between 2^-16 and 2^16, and as it is if
+/// *skip is not 0.
 void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,
                         int64_t count, const int32_t* skip);
 

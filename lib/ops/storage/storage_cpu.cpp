@@ -55,8 +55,7 @@ void store(Stream /*stream*/, const Store& call) {
   if (call.skip != nullptr && *call.skip != 0) {
     return;
   }
-  with_float_type(call.x.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
+  with_float_type(call.x.dtype, [&]<typename X>(TypeTag<X>) {
     const bool by_tensor = has_tensor_scale(call.to);
     float* const amax = by_tensor ? call.to.scales.as<float>() + 1 : nullptr;
     uint32_t largest = 0;
@@ -92,11 +91,7 @@ void read_stored(Stream /*stream*/, const Encoded& x, View y) {
   });
 }
 
-void update_auto_scale(Stream /*stream*/, ConstView codes, AutoScale* automatic,
-                       const int32_t* skip, bool counts_only) {
-  if (*skip != 0) {
-    return;
-  }
+void count_at_maximum(Stream /*stream*/, ConstView codes, AutoScale* automatic) {
   const int64_t count = codes.count();
   int64_t largest = 0;
   with_fp8_type(codes.dtype, [&](auto tag) {
@@ -106,12 +101,7 @@ void update_auto_scale(Stream /*stream*/, ConstView codes, AutoScale* automatic,
       largest += is_largest(from[i]) ? 1 : 0;
     }
   });
-  if (counts_only) {
-    automatic->at_maximum = static_cast<uint32_t>(largest);
-    return;
-  }
-  automatic->factor =
-      next_automatic_factor(automatic->factor, static_cast<uint32_t>(largest), count);
+  automatic->at_maximum = static_cast<uint32_t>(largest);
 }
 
 void update_auto_scales(Stream /*stream*/, const AutoScale* of_ranks, int64_t ranks,

@@ -19,10 +19,8 @@ void read_stored(Stream stream, const Encoded& x, View y) {
   count(stream, stored_bytes(x) + bytes_of(y));
 }
 
-void update_auto_scale(Stream stream, ConstView codes, AutoScale* /*automatic*/,
-                       const int32_t* /*skip*/, bool counts_only) {
-  count(stream,
-        {.bytes = bytes_of(codes) + 2 * sizeof(AutoScale), .launches = counts_only ? 1 : 2});
+void count_at_maximum(Stream stream, ConstView codes, AutoScale* /*automatic*/) {
+  count(stream, bytes_of(codes) + sizeof(AutoScale));
 }
 
 void update_auto_scales(Stream stream, const AutoScale* /*of_ranks*/, int64_t ranks,

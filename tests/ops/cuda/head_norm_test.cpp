@@ -2,7 +2,6 @@
 
 #include <catch2/catch.hpp>
 
-#include "ops/attention/attention.h"
 #include "ops/cuda/norm_checks.h"
 #include "ops/norm/norm.h"
 #include "ops/norm_cases.h"
@@ -22,40 +21,39 @@ void check_heads(const Heads& h, DType type, DType original_type) {
   const int64_t width = h.heads * h.head_dim;
   const auto slice = [&](const View& fused) {
     char* data = static_cast<char*>(fused.data) + static_cast<size_t>(h.before) * size_of(type);
-    return ops::HeadsView{data, type, c.n, h.rows};
+    return View{data, type, {h.rows * h.heads, h.head_dim}};
   };
   const Array weight(DType::f32, {h.head_dim}, random_values(h.head_dim, 2));
   check_near("head_rms_norm_forward", c, type, type, [&](Side& side) -> std::vector<Array> {
     const View fused = side.put(values_of(c, type, 1));
     const View original = side.space(type, {h.rows, width});
     const View rstd = side.space(DType::f32, {h.rows, h.heads});
-    ops::head_rms_norm_forward(side.stream(), {.x = slice(fused),
-                                               .rows = h.rows,
-                                               .heads = h.heads,
-                                               .head_dim = h.head_dim,
-                                               .weight = side.put(weight),
-                                               .eps = kNormEps,
-                                               .original = original,
-                                               .rstd = rstd});
+    ops::norm_forward(side.stream(), {.x = slice(fused),
+                                      .weight = side.put(weight),
+                                      .eps = kNormEps,
+                                      .y = slice(fused),
+                                      .rstd = rstd,
+                                      .rows = {c.n, h.heads},
+                                      .original = original});
     return {side.get(fused), side.get(original), side.get(rstd)};
   });
   check_near(
       "head_rms_norm_backward", c, type, original_type, [&](Side& side) -> std::vector<Array> {
         const View fused = side.put(values_of(c, type, 1));
         const View grad = side.put(Array(DType::f32, {h.head_dim}));
-        const Array stored(original_type, {h.rows, width}, random_values(h.rows * width, 5));
+        const Array stored(original_type, {h.rows * h.heads, h.head_dim},
+                           random_values(h.rows * width, 5));
         const Array rstd(DType::f32, {h.rows, h.heads}, random_values(h.rows * h.heads, 7, 0.3F));
-        ops::head_rms_norm_backward(
+        ops::norm_backward(
             side.stream(),
-            {.dx = slice(fused),
-             .rows = h.rows,
-             .heads = h.heads,
-             .head_dim = h.head_dim,
-             .original = side.put(stored),
+            {.dy = slice(fused),
+             .x = side.put(stored),
              .weight = side.put(weight),
              .rstd = side.put(rstd),
+             .dx = slice(fused),
              .weight_grad = grad,
-             .scratch = side.space(DType::f32, {ops::norm_partial_rows(h.rows), h.head_dim})});
+             .scratch = side.space(DType::f32, {ops::norm_partial_rows(h.rows), h.head_dim}),
+             .rows = {c.n, h.heads}});
         return {side.get(fused), side.get(grad)};
       });
 }

@@ -99,14 +99,16 @@ TEST_CASE("automatic factors have the cpu's bits", "[cuda][storage]") {
   for (const int64_t count : {1, 5000, 300000}) {
     const auto run = [&](Side& side) {
       const View codes = side.put(Array(DType::e4m3, {count}, adversarial_values(count, 3, true)));
-      auto* automatic = side.put_value(ops::AutoScale{0.75F, 0});
-      const auto* progress = side.put_value(int32_t{0});
-      ops::update_auto_scale(side.stream(), codes, automatic, progress);
-      const View zeros = side.put(Array(DType::e5m2, {count}));
-      ops::update_auto_scale(side.stream(), zeros, automatic, progress);
-      ops::update_auto_scale(side.stream(), codes, automatic, side.put_value(int32_t{1}));
+      auto* automatic = side.put_value(ops::AutoScale{0.75F, 0, count});
+      const auto update = [&](const View& of, int32_t skip) {
+        ops::count_at_maximum(side.stream(), of, automatic);
+        ops::update_auto_scales(side.stream(), automatic, 1, automatic, 1, side.put_value(skip));
+      };
+      update(codes, 0);
+      update(side.put(Array(DType::e5m2, {count})), 0);
+      update(codes, 1);
       CHECK(side.get_value(automatic).at_maximum == 0);
-      ops::update_auto_scale(side.stream(), codes, automatic, progress, true);
+      ops::count_at_maximum(side.stream(), codes, automatic);
       const ops::AutoScale counted = side.get_value(automatic);
       return std::pair(counted.factor, counted.at_maximum);
     };

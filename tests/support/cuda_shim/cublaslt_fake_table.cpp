@@ -5,23 +5,9 @@
 namespace fp8train::ops::cuda {
 
 const CublasLtApi& cublaslt() {
-  static const CublasLtApi api = {
-      .get_version = cublasLtGetVersion,
-      .get_status_string = cublasLtGetStatusString,
-      .create = cublasLtCreate,
-      .destroy = cublasLtDestroy,
-      .matmul_desc_create = cublasLtMatmulDescCreate,
-      .matmul_desc_destroy = cublasLtMatmulDescDestroy,
-      .matmul_desc_set_attribute = cublasLtMatmulDescSetAttribute,
-      .matrix_layout_create = cublasLtMatrixLayoutCreate,
-      .matrix_layout_destroy = cublasLtMatrixLayoutDestroy,
-      .matmul_preference_create = cublasLtMatmulPreferenceCreate,
-      .matmul_preference_destroy = cublasLtMatmulPreferenceDestroy,
-      .matmul_preference_set_attribute = cublasLtMatmulPreferenceSetAttribute,
-      .matmul_algo_get_heuristic = cublasLtMatmulAlgoGetHeuristic,
-      .matmul_algo_check = cublasLtMatmulAlgoCheck,
-      .matmul_algo_config_get_attribute = cublasLtMatmulAlgoConfigGetAttribute,
-      .matmul = cublasLtMatmul};
+#define FP8TRAIN_FAKE(member, name) .member = (name),
+  static const CublasLtApi api = {FP8TRAIN_CUBLASLT_FUNCTIONS(FP8TRAIN_FAKE)};
+#undef FP8TRAIN_FAKE
   return api;
 }
 

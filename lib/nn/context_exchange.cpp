@@ -1,4 +1,4 @@
-#include "nn/context_gather.h"
+#include "nn/context_exchange.h"
 
 #include <algorithm>
 #include <array>
@@ -15,21 +15,66 @@ char* at(const View& view, int64_t element) {
   return view.as<char>() + element * static_cast<int64_t>(size_of(view.dtype));
 }
 
+/// Rows, the blocks that ranks swap, [ranks, B, T / ranks, W / ranks], and heads.
+struct Swap {
+  const StepContext* context;
+  int64_t ranks, batch, length, width;  ///< length: T / ranks, width: W / ranks
+  DType dtype;
+
+  Swap(const StepContext& of, const View& rows, int64_t sequences)
+      : context(&of),
+        ranks(of.context_ranks->ranks()),
+        batch(sequences),
+        length(rows.shape.rows() / sequences),
+        width(rows.shape.back() / ranks),
+        dtype(rows.dtype) {}
+
+  View blocks() const {
+    return allocate(*context->scratch, dtype, {ranks, batch * length * width});
+  }
+  /// One sequence has the order of blocks.
+  View blocks_at(const View& heads) const {
+    return batch == 1 ? View{heads.data, dtype, {ranks, length * width}} : blocks();
+  }
+
+  /// Copies this part of each piece of the rows into the blocks, or back.
+  void copy_pieces(const View& rows, const View& of_blocks, std::span<const int64_t> pieces,
+                   bool to_blocks) const {
+    int64_t first = 0;
+    for (const int64_t piece : pieces) {
+      copy_between({at(rows, first), {piece / ranks, length * width * ranks, width * ranks}},
+                   {at(of_blocks, first / ranks), block_strides()}, piece / ranks, to_blocks);
+      first += piece;
+    }
+  }
+
+  void copy_positions(const View& of_blocks, const View& heads, bool to_heads) const {
+    if (of_blocks.data != heads.data) {
+      copy_between({of_blocks.data, block_strides()},
+                   {heads.data, {length * width, ranks * length * width, width}}, width, to_heads);
+    }
+  }
+
+ private:
+  std::array<int64_t, 3> block_strides() const {
+    return {batch * length * width, length * width, width};
+  }
+  void copy_between(const ops::RowOrder& a, const ops::RowOrder& b, int64_t count,
+                    bool forward) const {
+    ops::copy_between(context->stream, a, b,
+                      {.dtype = dtype, .extents = {ranks, batch, length}, .width = count}, forward);
+  }
+};
+
 /// Copies rows of a layer from or to memory of their own, [B, T / ranks, W].
 void copy_own(const StepContext& context, const ops::HeadsView& own, const View& rows,
               bool to_rows) {
-  const int64_t batch = rows.shape[0];
   const int64_t length = rows.shape[1];
   const int64_t width = rows.shape[2];
-  const std::array<int64_t, 3> of_own = {0, own.length_capacity * own.row_stride, own.row_stride};
-  const std::array<int64_t, 3> of_rows = {0, length * width, width};
-  ops::copy_rows(context.stream, {.from = to_rows ? own.data : rows.data,
-                                  .to = to_rows ? rows.data : own.data,
-                                  .dtype = own.dtype,
-                                  .extents = {1, batch, length},
-                                  .width = width,
-                                  .from_strides = to_rows ? of_own : of_rows,
-                                  .to_strides = to_rows ? of_rows : of_own});
+  ops::copy_between(
+      context.stream, {own.data, {0, own.length_capacity * own.row_stride, own.row_stride}},
+      {rows.data, {0, length * width, width}},
+      {.dtype = own.dtype, .extents = {1, rows.shape[0], length}, .width = width}, to_rows);
 }
 
 /// Copies [ranks, B, T / ranks, W], the rows of each rank, to [B, T, W], or back: together those of
@@ -50,22 +95,39 @@ void copy_chunks(const StepContext& context, const View& of_ranks, const View& w
       for (count = 1; rank + count < ranks && distance(rank + count - 1) == step;) {
         ++count;
       }
-      void* const rows = at(of_ranks, rank * batch * own + i * chunk * width);
-      void* const positions = at(whole, deal.at(rank, i) * chunk * width);
-      const std::array<int64_t, 3> of_rows = {batch * own, own, width};
-      const std::array<int64_t, 3> of_positions = {step * chunk * width, length * width, width};
-      ops::copy_rows(context.stream, {.from = to_whole ? rows : positions,
-                                      .to = to_whole ? positions : rows,
-                                      .dtype = whole.dtype,
-                                      .extents = {count, batch, chunk},
-                                      .width = width,
-                                      .from_strides = to_whole ? of_rows : of_positions,
-                                      .to_strides = to_whole ? of_positions : of_rows});
+      ops::copy_between(
+          context.stream,
+          {at(of_ranks, rank * batch * own + i * chunk * width), {batch * own, own, width}},
+          {at(whole, deal.at(rank, i) * chunk * width),
+           {step * chunk * width, length * width, width}},
+          {.dtype = whole.dtype, .extents = {count, batch, chunk}, .width = width}, to_whole);
     }
   }
 }
 
 }  // namespace
+
+void rows_to_heads(const StepContext& context, const View& rows, const View& heads, int64_t batch,
+                   std::span<const int64_t> pieces) {
+  ArenaScope scope(*context.scratch);
+  const Swap swap(context, rows, batch);
+  const View sent = swap.blocks();
+  const View received = swap.blocks_at(heads);
+  swap.copy_pieces(rows, sent, pieces, true);
+  context.context_ranks->swap(context, sent, received);
+  swap.copy_positions(received, heads, true);
+}
+
+void heads_to_rows(const StepContext& context, const View& heads, const View& rows, int64_t batch,
+                   std::span<const int64_t> pieces) {
+  ArenaScope scope(*context.scratch);
+  const Swap swap(context, rows, batch);
+  const View sent = swap.blocks_at(heads);
+  const View received = swap.blocks();
+  swap.copy_positions(sent, heads, false);
+  context.context_ranks->swap(context, sent, received);
+  swap.copy_pieces(rows, received, pieces, false);
+}
 
 ChunkDeal deal_in_order(int64_t ranks) {
   ChunkDeal deal = {.per_rank = 1, .chunks = std::vector<int64_t>(static_cast<size_t>(ranks))};

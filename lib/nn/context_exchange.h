@@ -1,8 +1,13 @@
 #pragma once
-// Ranks that share sequences and gather keys and values: each has equally many chunks of equally
-// many positions of every sequence. Of whole sequences it has two, one that few keys are before and
-// one that many are, so that all see about as many pairs (Llama 3, arXiv 2407.21783, section
-// 3.3.2). Where sequences have several documents, chunks are dealt by the pairs that are visible.
+// Ranks that share sequences exchange rows around attention, in one of two ways.
+//
+// They swap rows for heads (DeepSpeed-Ulysses, arXiv 2309.14509): outside of attention each has
+// consecutive positions of every sequence, inside all positions and some of the heads.
+//
+// Or they gather keys and values: each has equally many chunks of equally many positions of every
+// sequence. Of whole sequences it has two, one that few keys are before and one that many are, so
+// that all see about as many pairs (Llama 3, arXiv 2407.21783, section 3.3.2). Where sequences have
+// several documents, chunks are dealt by the pairs that are visible.
 
 #include <cstdint>
 #include <span>
@@ -12,6 +17,14 @@
 #include "ops/attention/attention.h"
 
 namespace fp8train {
+
+/// rows: [B * T / ranks, W], this rank's positions. heads: [B * T, W / ranks], all positions, its
+/// part of each of the `pieces`, which add up to W: the heads of q, of k and of v.
+void rows_to_heads(const StepContext& context, const View& rows, const View& heads, int64_t batch,
+                   std::span<const int64_t> pieces);
+/// The inverse.
+void heads_to_rows(const StepContext& context, const View& heads, const View& rows, int64_t batch,
+                   std::span<const int64_t> pieces);
 
 /// The chunks of sequences that ranks have.
 struct ChunkDeal {
