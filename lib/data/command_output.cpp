@@ -1,5 +1,3 @@
-#include "data/command_output.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <spawn.h>
@@ -19,6 +17,7 @@
 #include "base/error.h"
 #include "base/flight_recorder.h"
 #include "base/log.h"
+#include "data/text_source.h"
 
 namespace fp8train {
 namespace {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "data/tokenizers/json_part.h"
-#include "data/tokenizers/normalizers.h"
 #include "data/tokenizers/text_matcher.h"
+#include "data/tokenizers/text_parts.h"
 
 namespace fp8train::tokenizers {
 

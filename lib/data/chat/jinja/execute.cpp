@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "data/chat/jinja/interpreter.h"
-#include "data/chat/jinja/parser.h"
 #include "data/utf8.h"
 
 namespace fp8train::jinja {
