@@ -14,6 +14,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/math.h"
 #include "data/chat/chat_template.h"
@@ -24,11 +25,46 @@
 #include "model/families/family.h"
 #include "model/families/hf_fields.h"
 #include "model/rotary.h"
+#include "numeric/dtype.h"
 
 namespace fp8train {
 namespace {
 
 constexpr const char* kRopeFactors = "rope_freqs.weight";
+
+constexpr uint32_t kVersion = 3;
+constexpr uint64_t kAlignment = 32;  // general.alignment is 32 where no key says otherwise
+
+struct GgufTypeFacts {
+  GgufType type;
+  int64_t file_type;  ///< number of a file whose matrices have the type (llama.cpp: llama_ftype)
+  std::optional<DType> dtype;  ///< type of an element; none: blocks of a row have a scale
+  int64_t block;               ///< elements
+  uint64_t block_bytes;
+};
+constexpr GgufTypeFacts kTypes[] = {{GgufType::f32, 0, DType::f32, 1, 4},
+                                    {GgufType::f16, 1, DType::f16, 1, 2},
+                                    {GgufType::q8_0, 7, {}, 32, 34},
+                                    {GgufType::bf16, 32, DType::bf16, 1, 2}};
+
+const GgufTypeFacts& facts_of(GgufType type) {
+  return *std::ranges::find(kTypes, type, &GgufTypeFacts::type);
+}
+
+struct GgufTensor {
+  std::string name;
+  std::vector<int64_t> shape;  ///< row-major; the file has the last extent first
+  GgufType type = GgufType::f32;
+
+  /// Returns the bytes in the file.
+  uint64_t bytes() const {
+    const GgufTypeFacts& facts = facts_of(type);
+    check(shape.back() % facts.block == 0, "rows are not multiples of the type's blocks");
+    const int64_t count =
+        std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+    return static_cast<uint64_t>(count / facts.block) * facts.block_bytes;
+  }
+};
 
 GgufType type_of(const HfPiece& piece, const std::vector<int64_t>& shape, GgufType type) {
   if (shape.size() == 1 || piece.gguf_is_f32) {
@@ -92,14 +128,6 @@ std::string architecture_of(const ModelSource& model, const ModelConfig& config,
   }
   return architecture;
 }
-
-constexpr uint32_t kVersion = 3;
-constexpr uint64_t kAlignment = 32;  // general.alignment is 32 where no key says otherwise
-
-constexpr GgufTypeFacts kTypes[] = {{GgufType::f32, 0, DType::f32, 1, 4},
-                                    {GgufType::f16, 1, DType::f16, 1, 2},
-                                    {GgufType::q8_0, 7, {}, 32, 34},
-                                    {GgufType::bf16, 32, DType::bf16, 1, 2}};
 
 /// Types of values (ggml: gguf_type).
 enum class ValueType : uint32_t { u32 = 4, i32 = 5, f32 = 6, boolean = 7, text = 8, list = 9 };
@@ -236,110 +264,10 @@ void add_ends(const ModelSource& model, const Tokenizer& tokenizer, ConfigObject
   set(metadata, "tokenizer.ggml.add_eos_token", false);
 }
 
-}  // namespace
-
-GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to, GgufType type) {
-  const ModelConfig config = completed(model.config.model);
-  const ModelFamily* family = standard_family(config);
-  const std::string architecture = architecture_of(model, config, family);
-  GgufReport report;
-  ConfigObject metadata;
-  set(metadata, "general.architecture", architecture);
-  set(metadata, "general.type", "model");
-  set(metadata, "general.name", to.stem().string());
-  set(metadata, "general.file_type", facts_of(type).file_type);
-  set(metadata, "general.quantization_version", int64_t{2});
-  ConfigObject sizes;
-  family->write_gguf(config, sizes);
-  for (ConfigEntry& entry : sizes) {
-    metadata.push_back({architecture + "." + entry.key, std::move(entry.value)});
-  }
-  if (config.sliding_window > 0) {
-    report.notes.push_back(
-        fmt::format("the model's window of {} tokens is not written; context_length is {}",
-                    config.sliding_window, longest_sequence(config)));
-  }
-  add_gguf_tokenizer(model, metadata, report.notes);
-  const std::vector<ModelTensor> contents = tensors_of(model, *family, report.notes);
-
-  std::vector<GgufTensor> tensors;
-  const std::vector<float> factors = rope_factors(config);
-  if (!factors.empty()) {
-    tensors.push_back({kRopeFactors, {static_cast<int64_t>(factors.size())}, GgufType::f32});
-  }
-  for (const ModelTensor& tensor : contents) {
-    tensors.push_back(described(tensor, type));
-  }
-  for (const GgufTensor& tensor : tensors) {
-    report.bytes += tensor.bytes();
-  }
-  report.tensors = contents.size();
-  GgufWriter writer(to, metadata, tensors);
-  if (!factors.empty()) {
-    writer.write(factors.data());
-  }
-  const bool neighbours = family->gguf_has_neighbour_rope();
-  for (const ModelTensor& tensor : contents) {
-    const GgufTensor target = described(tensor, type);
-    const bool is_there = model.source.find(tensor.piece.name) != nullptr;
-    const std::vector<float> values =  // zeros for a tensor that the model lacks
-        is_there ? model.read_rows(tensor, neighbours)
-                 : std::vector<float>(static_cast<size_t>(tensor.shape[0]), 0.0F);
-    const std::optional<DType> dtype = facts_of(target.type).dtype;
-    const std::vector<std::byte> bytes =
-        dtype ? encoded(values, *dtype, target.name) : encoded_q8_0(values, target.name);
-    writer.write(bytes.data());
-  }
-  writer.commit();
-  return report;
-}
-
-const GgufTypeFacts& facts_of(GgufType type) {
-  for (const GgufTypeFacts& facts : kTypes) {
-    if (facts.type == type) return facts;
-  }
-  throw InternalError("an unknown type of a GGUF file");
-}
-
-uint64_t GgufTensor::bytes() const {
-  const GgufTypeFacts& facts = facts_of(type);
-  check(shape.back() % facts.block == 0, "rows are not multiples of the type's blocks");
-  const int64_t count =
-      std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-  return static_cast<uint64_t>(count / facts.block) * facts.block_bytes;
-}
-
-GgufWriter::GgufWriter(const std::filesystem::path& path, const ConfigObject& metadata,
-                       std::vector<GgufTensor> tensors)
-    : file_(path), tensors_(std::move(tensors)) {
-  const std::string header = header_of(metadata, tensors_);
-  file_.write(header);
-  position_ = header.size();
-  pad();
-}
-
-void GgufWriter::pad() {
-  constexpr std::array<char, kAlignment> kZeros = {};
-  const uint64_t missing = round_up(position_, kAlignment) - position_;
-  file_.write(kZeros.data(), missing);
-  position_ += missing;
-}
-
-void GgufWriter::write(const void* data) {
-  check(next_ < tensors_.size(), "more tensors than were announced");
-  const uint64_t bytes = tensors_[next_++].bytes();
-  file_.write(data, bytes);
-  position_ += bytes;
-  pad();
-}
-
-void GgufWriter::commit() {
-  check(next_ == tensors_.size(), "a tensor that was announced is missing");
-  file_.commit();
-}
-
-void add_gguf_tokenizer(const ModelSource& model, ConfigObject& metadata,
-                        std::vector<std::string>& notes) {
+/// Appends tokenizer.ggml.* and tokenizer.chat_template for the tokenizer in the model's folder,
+/// and a note for each thing that a GGUF file cannot have. Throws as export_gguf().
+void add_tokenizer(const ModelSource& model, ConfigObject& metadata,
+                   std::vector<std::string>& notes) {
   const std::string folder = model.folder.string();
   if (!tokenizers::has_tokenizer(model.folder)) {
     notes.push_back(folder + " has no tokenizer: the file has none, and takes ids only");
@@ -375,6 +303,71 @@ void add_gguf_tokenizer(const ModelSource& model, ConfigObject& metadata,
   if (std::string text = own_chat_template(*tokenizer); !text.empty()) {
     set(metadata, "tokenizer.chat_template", std::move(text));
   }
+}
+
+}  // namespace
+
+GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to, GgufType type) {
+  const ModelConfig config = completed(model.config.model);
+  const ModelFamily* family = standard_family(config);
+  const std::string architecture = architecture_of(model, config, family);
+  GgufReport report;
+  ConfigObject metadata;
+  set(metadata, "general.architecture", architecture);
+  set(metadata, "general.type", "model");
+  set(metadata, "general.name", to.stem().string());
+  set(metadata, "general.file_type", facts_of(type).file_type);
+  set(metadata, "general.quantization_version", int64_t{2});
+  ConfigObject sizes;
+  family->write_gguf(config, sizes);
+  for (ConfigEntry& entry : sizes) {
+    metadata.push_back({architecture + "." + entry.key, std::move(entry.value)});
+  }
+  if (config.sliding_window > 0) {
+    report.notes.push_back(
+        fmt::format("the model's window of {} tokens is not written; context_length is {}",
+                    config.sliding_window, longest_sequence(config)));
+  }
+  add_tokenizer(model, metadata, report.notes);
+  const std::vector<ModelTensor> contents = tensors_of(model, *family, report.notes);
+
+  std::vector<GgufTensor> tensors;
+  const std::vector<float> factors = rope_factors(config);
+  if (!factors.empty()) {
+    tensors.push_back({kRopeFactors, {static_cast<int64_t>(factors.size())}, GgufType::f32});
+  }
+  for (const ModelTensor& tensor : contents) {
+    tensors.push_back(described(tensor, type));
+  }
+  for (const GgufTensor& tensor : tensors) {
+    report.bytes += tensor.bytes();
+  }
+  report.tensors = contents.size();
+  AtomicFile file(to);
+  const auto put = [&](const void* data, uint64_t bytes) {
+    constexpr std::array<char, kAlignment> kZeros = {};
+    file.write(data, bytes);
+    file.write(kZeros.data(), round_up(bytes, kAlignment) - bytes);
+  };
+  const std::string header = header_of(metadata, tensors);
+  put(header.data(), header.size());
+  if (!factors.empty()) {
+    put(factors.data(), tensors.front().bytes());
+  }
+  const bool neighbours = family->gguf_has_neighbour_rope();
+  for (const ModelTensor& tensor : contents) {
+    const GgufTensor target = described(tensor, type);
+    const bool is_there = model.source.find(tensor.piece.name) != nullptr;
+    const std::vector<float> values =  // zeros for a tensor that the model lacks
+        is_there ? model.read_rows(tensor, neighbours)
+                 : std::vector<float>(static_cast<size_t>(tensor.shape[0]), 0.0F);
+    const std::optional<DType> dtype = facts_of(target.type).dtype;
+    const std::vector<std::byte> bytes =
+        dtype ? encoded(values, *dtype, target.name) : encoded_q8_0(values, target.name);
+    put(bytes.data(), target.bytes());
+  }
+  file.commit();
+  return report;
 }
 
 }  // namespace fp8train
