@@ -12,7 +12,6 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <variant>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
@@ -147,39 +146,41 @@ void append_type(std::string& to, ValueType type) {
   append(to, static_cast<uint32_t>(type));
 }
 
-void append_list(std::string& to, const ConfigValue::List& list) {
+void append_list(std::string& to, const ConfigObject& list) {
   append_type(to, ValueType::list);
-  const bool whole = !list.empty() && std::holds_alternative<int64_t>(list.front().data());
-  const bool number = !list.empty() && std::holds_alternative<double>(list.front().data());
+  const bool whole = !list.empty() && list.front().is_number_integer();
+  const bool number = !list.empty() && list.front().is_number_float();
   append_type(to, whole ? ValueType::i32 : number ? ValueType::f32 : ValueType::text);
   append(to, static_cast<uint64_t>(list.size()));
-  for (const ConfigValue& value : list) {
+  for (const ConfigObject& value : list) {
     if (whole) {
-      append(to, static_cast<int32_t>(std::get<int64_t>(value.data())));
+      append(to, value.get<int32_t>());
     } else if (number) {
-      append(to, static_cast<float>(std::get<double>(value.data())));
+      append(to, value.get<float>());
     } else {
-      append_text(to, std::get<std::string>(value.data()));
+      append_text(to, value.get_ref<const std::string&>());
     }
   }
 }
 
-void append_value(std::string& to, const ConfigValue& value) {
-  if (const auto* flag = std::get_if<bool>(&value.data())) {
+/// Whole numbers become uint32, or int32 in lists, others float32; an empty list is one of texts.
+void append_value(std::string& to, const ConfigObject& value) {
+  if (value.is_boolean()) {
     append_type(to, ValueType::boolean);
-    append(to, static_cast<uint8_t>(*flag));
-  } else if (const auto* whole = std::get_if<int64_t>(&value.data())) {
-    check(std::in_range<uint32_t>(*whole), "a number of a GGUF file does not fit into 32 bits");
+    append(to, static_cast<uint8_t>(value.get<bool>()));
+  } else if (value.is_number_integer()) {
+    check(std::in_range<uint32_t>(value.get<int64_t>()),
+          "a number of a GGUF file does not fit into 32 bits");
     append_type(to, ValueType::u32);
-    append(to, static_cast<uint32_t>(*whole));
-  } else if (const auto* number = std::get_if<double>(&value.data())) {
+    append(to, value.get<uint32_t>());
+  } else if (value.is_number_float()) {
     append_type(to, ValueType::f32);
-    append(to, static_cast<float>(*number));
-  } else if (const auto* text = std::get_if<std::string>(&value.data())) {
+    append(to, value.get<float>());
+  } else if (value.is_string()) {
     append_type(to, ValueType::text);
-    append_text(to, *text);
+    append_text(to, value.get_ref<const std::string&>());
   } else {
-    append_list(to, std::get<ConfigValue::List>(value.data()));
+    append_list(to, value);
   }
 }
 
@@ -188,9 +189,9 @@ std::string header_of(const ConfigObject& metadata, const std::vector<GgufTensor
   append(header, kVersion);
   append(header, static_cast<uint64_t>(tensors.size()));
   append(header, static_cast<uint64_t>(metadata.size()));
-  for (const ConfigEntry& entry : metadata) {
-    append_text(header, entry.key);
-    append_value(header, entry.value);
+  for (const auto& [key, value] : metadata.items()) {
+    append_text(header, key);
+    append_value(header, value);
   }
   uint64_t offset = 0;
   for (const GgufTensor& tensor : tensors) {
@@ -204,18 +205,6 @@ std::string header_of(const ConfigObject& metadata, const std::vector<GgufTensor
     offset += round_up(tensor.bytes(), kAlignment);
   }
   return header;
-}
-
-ConfigValue::List ints_of(const std::vector<TokenType>& types) {
-  ConfigValue::List list;
-  for (const TokenType type : types) {
-    list.emplace_back(static_cast<int64_t>(type));
-  }
-  return list;
-}
-
-ConfigValue::List texts_of(const std::vector<std::string>& texts) {
-  return {texts.begin(), texts.end()};
 }
 
 /// Tokens of the model that the tokenizer lacks are unused.
@@ -233,16 +222,12 @@ void add_table(const TokenTable& table, ConfigObject& metadata) {
   const bool scored = table.kind == TokenTableKind::scored;
   set(metadata, "tokenizer.ggml.model", scored ? "llama" : "gpt2");
   set(metadata, "tokenizer.ggml.pre", table.pre.empty() ? "default" : table.pre);
-  set(metadata, "tokenizer.ggml.tokens", texts_of(table.tokens));
-  set(metadata, "tokenizer.ggml.token_type", ints_of(table.types));
+  set(metadata, "tokenizer.ggml.tokens", table.tokens);
+  set(metadata, "tokenizer.ggml.token_type", table.types);
   if (scored) {
-    ConfigValue::List scores;
-    for (const float score : table.scores) {
-      scores.emplace_back(static_cast<double>(score));
-    }
-    set(metadata, "tokenizer.ggml.scores", std::move(scores));
+    set(metadata, "tokenizer.ggml.scores", table.scores);
   } else {
-    set(metadata, "tokenizer.ggml.merges", texts_of(table.merges));
+    set(metadata, "tokenizer.ggml.merges", table.merges);
   }
   set(metadata, "tokenizer.ggml.add_space_prefix", table.adds_space);
   if (table.unknown >= 0) {
@@ -320,8 +305,8 @@ GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to
   set(metadata, "general.quantization_version", int64_t{2});
   ConfigObject sizes;
   family->write_gguf(config, sizes);
-  for (ConfigEntry& entry : sizes) {
-    metadata.push_back({architecture + "." + entry.key, std::move(entry.value)});
+  for (const auto& [key, value] : sizes.items()) {
+    set(metadata, architecture + "." + key, value);
   }
   if (config.sliding_window > 0) {
     report.notes.push_back(
