@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/not_copied.h"
 #include "data/chat/jinja/ast.h"
 #include "data/chat/jinja/template.h"
 
@@ -38,11 +39,9 @@ struct Arguments {
 inline constexpr int32_t kMaxCalls = 400;
 
 /// Renders a template once.
-class Interpreter {
+class Interpreter : NotCopied {
  public:
   Interpreter(const std::string& where, Budget& budget) : where_(where), budget_(budget) {}
-  Interpreter(const Interpreter&) = delete;
-  Interpreter& operator=(const Interpreter&) = delete;
   ~Interpreter();
 
   Rendered run(const Body& body, const Variables& variables);
