@@ -190,8 +190,7 @@ void create_folder(const std::filesystem::path& folder) {
   std::filesystem::path made = std::filesystem::absolute(folder).lexically_normal();
   for (; made.has_relative_path() && made.native().size() >= top.native().size();
        made = made.parent_path()) {
-    const Descriptor parent(
-        ::open(made.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const Descriptor parent(::open(made.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (parent.is_open()) {
       ::fsync(parent.get());  // some file systems have no such call; their names are not lost alone
     }
@@ -230,8 +229,7 @@ AppendedFile::AppendedFile(std::filesystem::path path) : path_(std::move(path)) 
 void AppendedFile::append(std::string_view record) {
   size_t done = 0;
   while (done < record.size()) {
-    const ssize_t written =
-        ::write(descriptor_.get(), record.data() + done, record.size() - done);
+    const ssize_t written = ::write(descriptor_.get(), record.data() + done, record.size() - done);
     if (written < 0 && errno == EINTR) {
       continue;
     }

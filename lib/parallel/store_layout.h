@@ -1,6 +1,7 @@
 #pragma once
-// The memory layout of a parameter store if ranks share the work of the optimizer (ZeRO, Rajbhandari
-// et al. 2020, 1910.02054): pure data. They share it by elements, equally for any sizes of tensors.
+// The memory layout of a parameter store if ranks share the work of the optimizer (ZeRO,
+// Rajbhandari et al. 2020, 1910.02054): pure data. They share it by elements, equally for any sizes
+// of tensors.
 //
 //   stage 1  moments, and values that layers do not read themselves, are stored in parts
 //   stage 2  gradients too: whole ones exist for a unit or two, while backward makes them

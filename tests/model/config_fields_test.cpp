@@ -103,8 +103,7 @@ TEST_CASE("numbers beyond their bounds are refused with them") {
     CHECK_THAT(refusal(value, [](const ConfigFields& f) { f.positive("key"); }),
                Contains("it must be above 0"));
   }
-  CHECK_THAT(refusal(ConfigObject::array({1, -1}),
-                     [](const ConfigFields& f) { f.ids("key"); }),
+  CHECK_THAT(refusal(ConfigObject::array({1, -1}), [](const ConfigFields& f) { f.ids("key"); }),
              Contains("not an id or a list of them"));
 }
 

@@ -73,7 +73,8 @@ void compare_calls(const std::vector<Call>& all, int rank, const WorldRanks& wor
   }
   std::string text;
   for (const int other : ranks_that_differ(hashes)) {
-    text += fmt::format("; rank {} calls {}", world[other], all[static_cast<size_t>(other)].words());
+    text +=
+        fmt::format("; rank {} calls {}", world[other], all[static_cast<size_t>(other)].words());
   }
   throw CommError(fmt::format("rank {}: ranks call different collectives: this one {}{}",
                               world[rank], all[static_cast<size_t>(rank)].words(), text));
@@ -172,10 +173,10 @@ class CheckedCommunicator final : public Communicator {
       Call mine;
       std::vector<Call> all;
     };
-    const auto data = std::make_shared<Data>(Data{mine, std::vector<Call>(static_cast<size_t>(size()))});
-    Note made = {[data, rank = rank(), world = world_ranks()] {
-      compare_calls(data->all, rank, world);
-    }};
+    const auto data =
+        std::make_shared<Data>(Data{mine, std::vector<Call>(static_cast<size_t>(size()))});
+    Note made = {
+        [data, rank = rank(), world = world_ranks()] { compare_calls(data->all, rank, world); }};
     made.works.push_back(
         calls_->all_gather(host_stream(), &data->mine, data->all.data(), sizeof(Call)));
     return made;

@@ -166,9 +166,8 @@ std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::strin
       return opened;
     }
   }
-  throw DataError(
-      fmt::format("{}: not a tokenizer file that is known (expected {})", path.string(),
-                  joined(tokenizers::kKinds, &tokenizers::TokenizerKind::files)));
+  throw DataError(fmt::format("{}: not a tokenizer file that is known (expected {})", path.string(),
+                              joined(tokenizers::kKinds, &tokenizers::TokenizerKind::files)));
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,

@@ -62,9 +62,8 @@ constexpr CompressedWeights kCompressed[] = {
 
 ConfigObject arguments_of(const CompressedWeights& weights, std::string_view strategy,
                           bool dynamic) {
-  ConfigObject values = {{"num_bits", facts_of(weights.code).bits},
-                         {"type", weights.type},
-                         {"strategy", strategy}};
+  ConfigObject values = {
+      {"num_bits", facts_of(weights.code).bits}, {"type", weights.type}, {"strategy", strategy}};
   if (!weights.scale_dtype.empty()) {
     set(values, "group_size", weights.block.columns);
     set(values, "scale_dtype", weights.scale_dtype);

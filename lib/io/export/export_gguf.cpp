@@ -297,12 +297,11 @@ GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to
   const ModelFamily* family = standard_family(config);
   const std::string architecture = architecture_of(model, config, family);
   GgufReport report;
-  ConfigObject metadata;
-  set(metadata, "general.architecture", architecture);
-  set(metadata, "general.type", "model");
-  set(metadata, "general.name", to.stem().string());
-  set(metadata, "general.file_type", facts_of(type).file_type);
-  set(metadata, "general.quantization_version", int64_t{2});
+  ConfigObject metadata = {{"general.architecture", architecture},
+                           {"general.type", "model"},
+                           {"general.name", to.stem().string()},
+                           {"general.file_type", facts_of(type).file_type},
+                           {"general.quantization_version", 2}};
   ConfigObject sizes;
   family->write_gguf(config, sizes);
   for (const auto& [key, value] : sizes.items()) {
@@ -339,12 +338,11 @@ GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to
   if (!factors.empty()) {
     put(factors.data(), tensors.front().bytes());
   }
-  const bool neighbours = family->gguf_has_neighbour_rope();
   for (const ModelTensor& tensor : contents) {
     const GgufTensor target = described(tensor, type);
     const bool is_there = model.source.find(tensor.piece.name) != nullptr;
     const std::vector<float> values =  // zeros for a tensor that the model lacks
-        is_there ? model.read_rows(tensor, neighbours)
+        is_there ? model.read_rows(tensor, family->gguf_has_neighbour_rope())
                  : std::vector<float>(static_cast<size_t>(tensor.shape[0]), 0.0F);
     const std::optional<DType> dtype = facts_of(target.type).dtype;
     const std::vector<std::byte> bytes =
