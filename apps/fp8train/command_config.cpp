@@ -14,8 +14,8 @@
 
 #include "base/error.h"
 #include "base/screen.h"
-#include "base/shell_word.h"
 #include "base/signals.h"
+#include "base/text.h"
 #include "commands.h"
 #include "config/load.h"
 #include "config/show.h"

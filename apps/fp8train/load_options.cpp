@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/screen.h"
-#include "base/shell_word.h"
+#include "base/text.h"
 #include "cli.h"
 #include "config/load.h"
 #include "dialects/dialects.h"

@@ -8,7 +8,6 @@
 #include <system_error>
 #include <vector>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/quantities.h"
@@ -91,12 +90,11 @@ std::string describe(const StepMetrics& metrics, size_t columns) {
 
 RunScreen::~RunScreen() {
   RunScreen::did_all_steps();
-  close_file(log_);
 }
 
 void RunScreen::opened(const RunDirectory& directory) {
   directory_ = directory;
-  log_ = open_to_append(directory.log());
+  log_.emplace(directory.log());
 }
 
 void RunScreen::noted(const Session& session) {
@@ -257,8 +255,8 @@ void RunScreen::put(const std::string& line) {
 
 void RunScreen::put(const std::string& logged, const std::string& shown) {
   try {
-    if (log_ >= 0) {
-      append_whole(log_, directory_.log(), without_controls(logged) + "\n");
+    if (log_) {
+      log_->append(without_controls(logged) + "\n");
     }
   } catch (const DeviceError&) {  // metrics.jsonl, on the same disk, says so
   }

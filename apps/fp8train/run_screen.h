@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "base/atomic_file.h"
 #include "base/clock.h"
 #include "base/not_copied.h"
 #include "train/run_listener.h"
@@ -72,7 +73,7 @@ class RunScreen : public RunListener, NotCopied {
   bool verbose_;
   RunDirectory directory_;
   std::optional<double> dropped_;  ///< in the last logged step; nothing without experts
-  int log_ = -1;
+  std::optional<AppendedFile> log_;
   bool line_open_ = false;  // the renewed one
   Stopwatch since_tick_;
 };

@@ -118,15 +118,15 @@ AtomicFile::AtomicFile(std::filesystem::path path, Access access)
     throw DeviceError(problem);
   }
   partial_path_ = is_stream_ ? path_.string() : path_.string() + ".partial";
-  descriptor_ = is_stream_ ? open_stream(path_) : open_new(partial_path_, access);
-  if (descriptor_ < 0) {
+  descriptor_ = Descriptor(is_stream_ ? open_stream(path_) : open_new(partial_path_, access));
+  if (!descriptor_.is_open()) {
     fail(is_stream_ ? "open" : "create", partial_path_);
   }
 }
 
 AtomicFile::~AtomicFile() {
-  if (descriptor_ >= 0) {
-    ::close(descriptor_);
+  if (descriptor_.is_open()) {
+    descriptor_.close();
     if (!is_stream_) {
       ::unlink(partial_path_.c_str());
     }
@@ -135,7 +135,7 @@ AtomicFile::~AtomicFile() {
 
 void AtomicFile::write(const void* data, size_t bytes) {
   write_all(data, bytes, partial_path_, [this](const char* next, size_t left, uint64_t /*done*/) {
-    return ::write(descriptor_, next, left);
+    return ::write(descriptor_.get(), next, left);
   });
 }
 
@@ -145,23 +145,21 @@ void AtomicFile::write_at(uint64_t offset, const void* data, size_t bytes) {
     fail("write at a position of", path_);
   }
   write_all(data, bytes, partial_path_, [&](const char* next, size_t left, uint64_t done) {
-    return ::pwrite(descriptor_, next, left, static_cast<off_t>(offset + done));
+    return ::pwrite(descriptor_.get(), next, left, static_cast<off_t>(offset + done));
   });
 }
 
 void AtomicFile::commit() {
   if (is_stream_) {
-    if (::close(std::exchange(descriptor_, -1)) != 0) {
+    if (!descriptor_.close()) {
       fail("write", path_);
     }
     return;
   }
-  if (::fsync(descriptor_) != 0) {
+  if (::fsync(descriptor_.get()) != 0) {
     fail("flush", partial_path_);
   }
-  const int descriptor = descriptor_;
-  descriptor_ = -1;
-  if (::close(descriptor) != 0 || ::rename(partial_path_.c_str(), path_.c_str()) != 0) {
+  if (!descriptor_.close() || ::rename(partial_path_.c_str(), path_.c_str()) != 0) {
     const int code = errno;
     ::unlink(partial_path_.c_str());
     errno = code;
@@ -192,22 +190,19 @@ void create_folder(const std::filesystem::path& folder) {
   std::filesystem::path made = std::filesystem::absolute(folder).lexically_normal();
   for (; made.has_relative_path() && made.native().size() >= top.native().size();
        made = made.parent_path()) {
-    const int descriptor = ::open(made.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (descriptor >= 0) {
-      ::fsync(descriptor);  // some file systems have no such call; their names are not lost alone
-      ::close(descriptor);
+    const Descriptor parent(::open(made.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (parent.is_open()) {
+      ::fsync(parent.get());  // some file systems have no such call; their names are not lost alone
     }
   }
 }
 
 void sync_directory(const std::filesystem::path& directory) {
-  const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) {
+  const Descriptor opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!opened.is_open()) {
     fail("open directory", directory);
   }
-  const int result = ::fsync(descriptor);
-  ::close(descriptor);
-  if (result != 0) {
+  if (::fsync(opened.get()) != 0) {
     fail("flush directory", directory);
   }
 }
@@ -222,45 +217,35 @@ void require_regular_file(const std::filesystem::path& path) {
   }
 }
 
-int open_to_append(const std::filesystem::path& path) {
-  require_regular_file(path);
+AppendedFile::AppendedFile(std::filesystem::path path) : path_(std::move(path)) {
+  require_regular_file(path_);
   const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-  const int descriptor = ::open(path.c_str(), flags, 0644);
-  if (descriptor < 0) {
-    throw DeviceError(fmt::format("cannot open {}: {}", path.string(), std::strerror(errno)));
-  }
-  return descriptor;
-}
-
-void sync_content(const std::filesystem::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  const bool done = descriptor >= 0 ? ::fdatasync(descriptor) == 0 : errno == ENOENT;
-  const int failure = errno;
-  close_file(descriptor);
-  if (!done) {
-    throw DeviceError(fmt::format("cannot flush {}: {}", path.string(), std::strerror(failure)));
+  descriptor_ = Descriptor(::open(path_.c_str(), flags, 0644));
+  if (!descriptor_.is_open()) {
+    throw DeviceError(fmt::format("cannot open {}: {}", path_.string(), std::strerror(errno)));
   }
 }
 
-void append_whole(int descriptor, const std::filesystem::path& path, std::string_view record) {
+void AppendedFile::append(std::string_view record) {
   size_t done = 0;
   while (done < record.size()) {
-    const ssize_t written = ::write(descriptor, record.data() + done, record.size() - done);
+    const ssize_t written = ::write(descriptor_.get(), record.data() + done, record.size() - done);
     if (written < 0 && errno == EINTR) {
       continue;
     }
     if (written <= 0) {
       const int failure = errno;
-      take_back(descriptor, done);
-      throw DeviceError(fmt::format("cannot write {}: {}", path.string(), std::strerror(failure)));
+      take_back(descriptor_.get(), done);
+      throw DeviceError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(failure)));
     }
     done += static_cast<size_t>(written);
   }
 }
 
-void close_file(int descriptor) {
-  if (descriptor >= 0) {
-    ::close(descriptor);
+void sync_content(const std::filesystem::path& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (file.is_open() ? ::fdatasync(file.get()) != 0 : errno != ENOENT) {
+    throw DeviceError(fmt::format("cannot flush {}: {}", path.string(), std::strerror(errno)));
   }
 }
 

@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/descriptor.h"
+
 namespace fp8train {
 
 /// Whether the file is a stream, which bytes are written to as they come: a terminal or another
@@ -31,8 +33,6 @@ class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path, Access access = Access::all_read);
   ~AtomicFile();
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
 
   /// Appends `bytes` bytes of `data`.
   void write(const void* data, size_t bytes);
@@ -47,7 +47,7 @@ class AtomicFile {
   std::filesystem::path path_;
   std::filesystem::path partial_path_;  ///< of a stream: path_
   bool is_stream_;
-  int descriptor_ = -1;
+  Descriptor descriptor_;
 };
 
 /// Writes `text` to `path` as one AtomicFile. Throws DeviceError.
@@ -65,21 +65,24 @@ void sync_directory(const std::filesystem::path& directory);
 /// write into the folder could have put it there.
 void require_regular_file(const std::filesystem::path& path);
 
-// Files that grow by whole records while others read them.
+/// A file that grows by whole records while others read it. Movable.
+class AppendedFile {
+ public:
+  /// Opens `path`, which is made if it is missing. Throws DeviceError, also as
+  /// require_regular_file().
+  explicit AppendedFile(std::filesystem::path path);
 
-/// Opens `path`, which is made if it is missing, and returns the descriptor, which the caller
-/// closes with close_file(). Throws DeviceError, also as require_regular_file().
-int open_to_append(const std::filesystem::path& path);
+  /// Appends `record`, in one write if the system accepts that. Throws DeviceError when the record
+  /// cannot be written whole; the bytes already written are taken back, so that the next record
+  /// begins on its own.
+  void append(std::string_view record);
 
-/// Appends `record`, in one write if the system accepts that. Throws DeviceError when the record
-/// cannot be written whole; the bytes already written are taken back, so that the next record
-/// begins on its own.
-void append_whole(int descriptor, const std::filesystem::path& path, std::string_view record);
+ private:
+  std::filesystem::path path_;
+  Descriptor descriptor_;
+};
 
 /// Flushes the content of a file to disk; does nothing if there is none. Throws DeviceError.
 void sync_content(const std::filesystem::path& path);
-
-/// Closes the descriptor, unless it is -1.
-void close_file(int descriptor);
 
 }  // namespace fp8train

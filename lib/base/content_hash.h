@@ -22,8 +22,6 @@ class ContentHasher {
  public:
   ContentHasher();
   ~ContentHasher();
-  ContentHasher(const ContentHasher&) = delete;
-  ContentHasher& operator=(const ContentHasher&) = delete;
 
   void update(const void* data, size_t bytes);
   /// Returns the hash of all bytes so far as 32 hexadecimal digits.

@@ -10,6 +10,8 @@
 #include <optional>
 #include <string>
 
+#include "base/not_copied.h"
+
 namespace fp8train {
 
 /// The sections in which a run spends its time.
@@ -66,11 +68,9 @@ struct FlightState {
 };
 
 /// The recorder of one rank.
-class FlightRecorder {
+class FlightRecorder : NotCopied {
  public:
   FlightRecorder();
-  FlightRecorder(const FlightRecorder&) = delete;
-  FlightRecorder& operator=(const FlightRecorder&) = delete;
   ~FlightRecorder() = default;
 
   /// Sets the seconds that a section may take without progress; 0: any time. Must be called before
@@ -135,7 +135,7 @@ FlightRecorder* flight_recorder();
 
 /// The calling thread is in the section as long as this object lives. Does nothing on a thread
 /// without a recorder.
-class SectionScope {
+class SectionScope : NotCopied {
  public:
   explicit SectionScope(Section section) : recorder_(flight_recorder()) {
     if (recorder_ != nullptr) {
@@ -147,8 +147,6 @@ class SectionScope {
       recorder_->go_back(before_);
     }
   }
-  SectionScope(const SectionScope&) = delete;
-  SectionScope& operator=(const SectionScope&) = delete;
 
  private:
   FlightRecorder* recorder_;

@@ -38,8 +38,8 @@ FileIdentity identity_of(const struct stat& info) {
 InputFile::InputFile(std::filesystem::path path, Links links) : path_(std::move(path)) {
   // O_NONBLOCK: opening a FIFO must not wait for its writer.
   const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | (links == Links::refuse ? O_NOFOLLOW : 0);
-  descriptor_ = ::open(path_.c_str(), flags);
-  if (descriptor_ < 0) {
+  descriptor_ = Descriptor(::open(path_.c_str(), flags));
+  if (!descriptor_.is_open()) {
     const int code = errno;
     if (code == ELOOP && links == Links::refuse) {
       throw DataError(fmt::format("{}: is a symbolic link; name the file it points to instead",
@@ -48,36 +48,17 @@ InputFile::InputFile(std::filesystem::path path, Links links) : path_(std::move(
     throw DataError(fmt::format("cannot open {}: {}", path_.string(), std::strerror(code)));
   }
   struct stat info = {};
-  const bool known = ::fstat(descriptor_, &info) == 0;
+  const bool known = ::fstat(descriptor_.get(), &info) == 0;
   if (!known || !S_ISREG(info.st_mode)) {
-    ::close(std::exchange(descriptor_, -1));
     throw DataError(fmt::format("cannot read {}: it is {}, not a regular file", path_.string(),
                                 known ? kind_of(info.st_mode) : "unreadable"));
   }
   opened_ = identity_of(info);
 }
 
-InputFile::~InputFile() {
-  if (descriptor_ >= 0) {
-    ::close(descriptor_);
-  }
-}
-
-InputFile::InputFile(InputFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      descriptor_(std::exchange(other.descriptor_, -1)),
-      opened_(other.opened_) {}
-
-InputFile& InputFile::operator=(InputFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(descriptor_, other.descriptor_);
-  std::swap(opened_, other.opened_);
-  return *this;
-}
-
 FileIdentity InputFile::identity() const {
   struct stat info = {};
-  if (::fstat(descriptor_, &info) != 0) {
+  if (::fstat(descriptor_.get(), &info) != 0) {
     throw DataError(
         fmt::format("{}: cannot be looked at: {}", path_.string(), std::strerror(errno)));
   }
@@ -87,7 +68,7 @@ FileIdentity InputFile::identity() const {
 void InputFile::read(uint64_t offset, void* to, size_t bytes) const {
   size_t done = 0;
   while (done < bytes) {
-    const ssize_t got = ::pread(descriptor_, static_cast<char*>(to) + done, bytes - done,
+    const ssize_t got = ::pread(descriptor_.get(), static_cast<char*>(to) + done, bytes - done,
                                 static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) {
       continue;

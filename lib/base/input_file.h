@@ -10,6 +10,8 @@
 #include <optional>
 #include <string>
 
+#include "base/descriptor.h"
+
 namespace fp8train {
 
 /// The file system's facts of a file, without reading it. Writing to a file changes one of them:
@@ -31,9 +33,6 @@ class InputFile {
   /// Throws DataError naming the path when it cannot be opened, is not a regular file (a directory,
   /// a FIFO, a socket or a device) or (Links::refuse) is a symbolic link.
   explicit InputFile(std::filesystem::path path, Links links = Links::follow);
-  ~InputFile();
-  InputFile(InputFile&& other) noexcept;
-  InputFile& operator=(InputFile&& other) noexcept;
 
   const std::filesystem::path& path() const { return path_; }
 
@@ -50,7 +49,7 @@ class InputFile {
 
  private:
   std::filesystem::path path_;
-  int descriptor_ = -1;
+  Descriptor descriptor_;
   FileIdentity opened_;
 };
 

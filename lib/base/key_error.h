@@ -1,5 +1,6 @@
 #pragma once
-// Errors that carry the configuration's keys that they are about. Their messages name them too.
+// Errors that carry the configuration's keys that they are about. Their messages name them too. And
+// words before the message of an error on its way to the caller, whose type stays.
 
 #include <string>
 #include <utility>
@@ -8,6 +9,22 @@
 #include "base/error.h"
 
 namespace fp8train {
+
+/// Puts `text` before the message of an error that is then thrown again with `throw;`.
+inline void prepend(Error& error, const std::string& text) {
+  error = Error(text + error.what());
+}
+
+/// Returns the result of `work`. If it throws an Expected, puts `text` before the message.
+template <class Expected, class Work>
+auto with_prefix(const std::string& text, const Work& work) {
+  try {
+    return work();
+  } catch (Expected& error) {
+    prepend(error, text);
+    throw;
+  }
+}
 
 class HasKeys {
  public:

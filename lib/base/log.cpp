@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "base/atomic_file.h"
-#include "base/not_copied.h"
 #include "base/screen.h"
 
 namespace fp8train {
@@ -42,22 +41,20 @@ spdlog::logger& logger() {
 }
 
 /// The lines at the end of a file. A line that cannot be written is reported by spdlog.
-class FileSink : public spdlog::sinks::base_sink<std::mutex>, NotCopied {
+class FileSink : public spdlog::sinks::base_sink<std::mutex> {
  public:
-  explicit FileSink(const std::string& path) : path_(path), descriptor_(open_to_append(path)) {}
-  ~FileSink() override { close_file(descriptor_); }
+  explicit FileSink(const std::string& path) : file_(path) {}
 
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
     formatter_->format(message, line);
-    append_whole(descriptor_, path_, {line.data(), line.size()});
+    file_.append({line.data(), line.size()});
   }
   void flush_() override {}
 
  private:
-  std::string path_;
-  int descriptor_;
+  AppendedFile file_;
 };
 
 /// The level of spdlog that belongs to each LogLevel.

@@ -45,6 +45,16 @@ inline std::string replaced(std::string_view text, std::string_view from, std::s
   return result.append(text, done);
 }
 
+/// Returns `text` as one word of a shell: as it is where it has letters, digits and
+/// `_ . / - + = : , @ %` alone, else in quotes.
+inline std::string shell_word(const std::string& text) {
+  const bool plain = !text.empty() && text.find_first_not_of(
+                                          "abcdefghijklmnopqrstuvwxyz"
+                                          "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                          "0123456789_./-+=:,@%") == std::string::npos;
+  return plain ? text : "'" + replaced(text, "'", "'\\''") + "'";
+}
+
 /// The text without blanks, tabs and carriage returns at its start and end.
 inline std::string trimmed(std::string_view text) {
   constexpr std::string_view kBlanks = " \t\r";

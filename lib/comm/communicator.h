@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/not_copied.h"
 #include "comm/exchange/transfer.h"
 #include "comm/topology.h"
 #include "comm/work.h"
@@ -60,11 +61,9 @@ class WorldRanks {
   std::shared_ptr<const std::vector<int>> ranks_;
 };
 
-class Communicator {
+class Communicator : NotCopied {
  public:
   virtual ~Communicator() = default;
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return topology_.size(); }

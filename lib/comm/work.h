@@ -3,7 +3,6 @@
 // done.
 
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <utility>
 
@@ -58,10 +57,7 @@ class Work {
   /// failed or did not end in the communicator's time.
   void wait() {
     if (pending_ != nullptr) {
-      {
-        const Wait wait(recorder_, number_, limit_);
-        pending_->wait();
-      }
+      wait_in_record();
       end_flight();
       end_record();
       pending_.reset();
@@ -69,30 +65,20 @@ class Work {
   }
 
  private:
-  class Wait {
-   public:
-    Wait(FlightRecorder* recorder, uint64_t number, double limit)
-        : recorder_(recorder), exceptions_(std::uncaught_exceptions()) {
-      if (recorder_ != nullptr) {
-        recorder_->begin_wait(number, limit);
-      }
+  void wait_in_record() {
+    if (recorder_ == nullptr) {
+      return pending_->wait();
     }
-    ~Wait() {
-      if (recorder_ != nullptr) {
-        if (std::uncaught_exceptions() > exceptions_) {
-          recorder_->keep_failed_state();
-        }
-        recorder_->end_wait();
-      }
+    recorder_->begin_wait(number_, limit_);
+    try {
+      pending_->wait();
+    } catch (...) {
+      recorder_->keep_failed_state();
+      recorder_->end_wait();
+      throw;
     }
-    Wait(const Wait&) = delete;
-    Wait& operator=(const Wait&) = delete;
-
-   private:
-    FlightRecorder* recorder_;
-    int exceptions_;
-  };
-
+    recorder_->end_wait();
+  }
   void end_record() {
     if (recorder_ != nullptr) {
       recorder_->end_operation(number_);

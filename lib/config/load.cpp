@@ -10,7 +10,6 @@
 #include <memory>
 
 #include "base/error.h"
-#include "base/error_prefix.h"
 #include "base/key_error.h"
 #include "base/text.h"
 #include "base/written_path.h"

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/not_copied.h"
 #include "base/text.h"
 
 namespace fp8train {
@@ -23,12 +24,10 @@ constexpr std::string_view kZstdMagic = "\x28\xB5\x2F\xFD";
 }  // namespace
 
 /// The file as it is, and the base of those that decompress it.
-class ByteSource {
+class ByteSource : NotCopied {
  public:
   explicit ByteSource(const std::filesystem::path& path) : file_(path) {}
   virtual ~ByteSource() = default;
-  ByteSource(const ByteSource&) = delete;
-  ByteSource& operator=(const ByteSource&) = delete;
 
   /// At least one byte, except at the end.
   virtual size_t read(char* to, size_t bytes) { return read_file(to, bytes); }
@@ -73,8 +72,6 @@ class GzipSource final : public ByteSource {
     if (inflateInit2(&state_, MAX_WBITS + kGzipOnly) != Z_OK) throw std::bad_alloc();
   }
   ~GzipSource() override { inflateEnd(&state_); }
-  GzipSource(const GzipSource&) = delete;
-  GzipSource& operator=(const GzipSource&) = delete;
 
   size_t read(char* to, size_t bytes) override {
     state_.next_out = reinterpret_cast<Bytef*>(to);
@@ -128,8 +125,6 @@ class ZstdSource final : public ByteSource {
     if (state_ == nullptr) throw std::bad_alloc();
   }
   ~ZstdSource() override { ZSTD_freeDStream(state_); }
-  ZstdSource(const ZstdSource&) = delete;
-  ZstdSource& operator=(const ZstdSource&) = delete;
 
   size_t read(char* to, size_t bytes) override {
     ZSTD_outBuffer out = {to, bytes, 0};

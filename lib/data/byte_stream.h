@@ -21,8 +21,6 @@ class ByteStream {
   /// Opens the file. Throws DataError where InputFile does.
   explicit ByteStream(const std::filesystem::path& path);
   ~ByteStream();
-  ByteStream(const ByteStream&) = delete;
-  ByteStream& operator=(const ByteStream&) = delete;
 
   /// Reads up to `bytes` bytes into `to` and returns their number, which is smaller only at the
   /// end. Throws DataError for damaged or cut-off data, and for a file that cannot be read.

@@ -1,5 +1,3 @@
-#include "data/command_output.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <spawn.h>
@@ -16,38 +14,28 @@
 #include "base/atomic_file.h"
 #include "base/cache_folder.h"
 #include "base/content_hash.h"
+#include "base/descriptor.h"
 #include "base/error.h"
 #include "base/flight_recorder.h"
 #include "base/log.h"
+#include "data/text_source.h"
 
 namespace fp8train {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// Held by the process that runs a command; released by destruction. A file system without such
-/// locks lets several processes run it, each of which writes the whole output.
-class CommandLock {
- public:
-  explicit CommandLock(const fs::path& file)
-      : descriptor_(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
-    while (descriptor_ >= 0 && ::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 &&
-           (errno == EWOULDBLOCK || errno == EINTR)) {
-      section_advances();  // the watchdog of the process that holds the lock ends a run that hangs
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
+/// Returns a lock that the process which runs a command holds; released by destruction. A file
+/// system without such locks lets several processes run it, each of which writes the whole output.
+Descriptor lock_command(const fs::path& file) {
+  Descriptor lock(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  while (lock.is_open() && ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 &&
+         (errno == EWOULDBLOCK || errno == EINTR)) {
+    section_advances();  // the watchdog of the process that holds the lock ends a run that hangs
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  ~CommandLock() {
-    if (descriptor_ >= 0) {
-      ::close(descriptor_);
-    }
-  }
-  CommandLock(const CommandLock&) = delete;
-  CommandLock& operator=(const CommandLock&) = delete;
-
- private:
-  int descriptor_;
-};
+  return lock;
+}
 
 /// A command that runs, and the reading end of its output. Signals that ask a run to stop do not
 /// end it, since the run stops at its first step then; a reader that is gone does.
@@ -57,30 +45,27 @@ class RunningCommand {
     std::array<int, 2> ends = {-1, -1};
     bool started = ::pipe2(ends.data(), O_CLOEXEC) == 0;
     if (started) {
-      started = spawn(ends[1]);
-      ::close(ends[1]);
-      output_ = ends[0];
+      output_ = Descriptor(ends[0]);
+      const Descriptor input(ends[1]);
+      started = spawn(input.get());
     }
     if (!started) {
-      close_output();
       throw DeviceError(fmt::format("the command '{}' cannot be started", command));
     }
   }
   ~RunningCommand() {
-    close_output();
+    output_.close();
     if (process_ > 0) {  // an error: nobody reads any more
       ::kill(process_, SIGKILL);
       ::waitpid(process_, nullptr, 0);
     }
   }
-  RunningCommand(const RunningCommand&) = delete;
-  RunningCommand& operator=(const RunningCommand&) = delete;
 
   /// Returns the number of bytes read; 0 at the end. Throws DeviceError.
   size_t read(char* to, size_t bytes) {
     ssize_t count = -1;
     do {
-      count = ::read(output_, to, bytes);
+      count = ::read(output_.get(), to, bytes);
     } while (count < 0 && errno == EINTR);
     if (count < 0) {
       throw DeviceError(fmt::format("the output of the command '{}' cannot be read", command_));
@@ -90,7 +75,7 @@ class RunningCommand {
 
   /// Waits for its end. Throws DataError if it failed.
   void finish() {
-    close_output();
+    output_.close();
     int status = 0;
     while (::waitpid(process_, &status, 0) < 0 && errno == EINTR) {
     }
@@ -124,16 +109,10 @@ class RunningCommand {
     ::posix_spawn_file_actions_destroy(&files);
     return failure == 0;
   }
-  void close_output() {
-    if (output_ >= 0) {
-      ::close(output_);
-      output_ = -1;
-    }
-  }
 
   std::string command_;
   pid_t process_ = -1;
-  int output_ = -1;
+  Descriptor output_;
 };
 
 /// Writes the output to a file whose name begins with `stem`. Returns the file.
@@ -167,7 +146,7 @@ fs::path output_of_command(const std::string& command) {
   const fs::path folder = cache_folder() / "commands";
   create_folder(folder);
   const fs::path stem = folder / hash.digest();
-  const CommandLock lock(stem.string() + ".lock");
+  const Descriptor lock = lock_command(stem.string() + ".lock");
   for (const char* const suffix : {".jsonl", ".txt"}) {
     fs::path file = stem.string() + suffix;
     if (fs::exists(file)) {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/content_hash.h"
-#include "base/error_prefix.h"
 #include "base/key_error.h"
 #include "data/chat/dialogue_encoder.h"
 #include "data/document_encoder.h"

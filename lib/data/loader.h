@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/not_copied.h"
 #include "data/corpus.h"
 #include "data/samples.h"
 
@@ -28,14 +29,12 @@ struct LoaderSettings {
 /// micro_batch_size * data_ranks samples: row b of rank r is sample position + b * data_ranks + r,
 /// so the same samples are consumed for any split of the same product. Not thread-safe: one thread
 /// calls next(), seek() and position().
-class Loader {
+class Loader : NotCopied {
  public:
   /// Throws DataError when the corpus has no sample, and InternalError for sizes that are not
   /// positive or a rank that is not one of `data_ranks`.
   Loader(const Corpus& corpus, const LoaderSettings& settings);
   ~Loader();
-  Loader(const Loader&) = delete;
-  Loader& operator=(const Loader&) = delete;
 
   /// Returns the next batch of this rank. Throws what reading threw (DataError); the position then
   /// stays where it was.

@@ -17,7 +17,6 @@
 #include "base/machine.h"
 #include "base/text.h"
 #include "data/byte_stream.h"
-#include "data/command_output.h"
 #include "data/readers/data_format.h"
 #include "data/utf8.h"
 

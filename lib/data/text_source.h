@@ -25,10 +25,17 @@ enum class DataSplit : uint8_t { train, val, all };
 std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob,
                                                DataSplit split = DataSplit::train);
 
-/// Returns the files of a source: those of expand_path(), or the output of its command
-/// (data/command_output.h).
+/// Returns the files of a source: those of expand_path(), or output_of_command().
 std::vector<std::filesystem::path> files_of(const DataSource& source,
                                             DataSplit split = DataSplit::train);
+
+/// Returns the file with the output of a command (`format: command`: Parquet by DuckDB, a query, a
+/// filter), which is data like any other from then on: what /bin/sh -c `command` writes on standard
+/// output, JSON lines (.jsonl) where the first byte is a brace, else text (.txt). Runs the command
+/// unless cache_folder() has its output from this working directory; processes of a machine wait
+/// for the first one. Throws DataError if the command fails or writes nothing, and DeviceError if
+/// the output cannot be read or stored.
+std::filesystem::path output_of_command(const std::string& command);
 
 /// Returns the format of a file of text, as format_of() does, with the advice of commands that take
 /// text only. Throws DataError for one that holds tokens: "only files of format NAMES PURPOSE".

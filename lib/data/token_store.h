@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/not_copied.h"
+
 namespace fp8train {
 
 /// The facts that a file states about its tokens.
@@ -22,11 +24,9 @@ struct DocumentTable {
 };
 
 /// A run of token ids that can be read in parts. read() may be called from several threads.
-class TokenStore {
+class TokenStore : NotCopied {
  public:
   explicit TokenStore(DocumentTable documents = {}) : documents_(std::move(documents)) {}
-  TokenStore(const TokenStore&) = delete;
-  TokenStore& operator=(const TokenStore&) = delete;
   virtual ~TokenStore() = default;
 
   /// Returns the number of tokens.

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/names.h"
+#include "base/not_copied.h"
 
 namespace fp8train {
 
@@ -51,11 +52,9 @@ struct TokenStrips {
 };
 
 /// A tokenizer: text to ids and back.
-class Tokenizer {
+class Tokenizer : NotCopied {
  public:
   virtual ~Tokenizer() = default;
-  Tokenizer(const Tokenizer&) = delete;
-  Tokenizer& operator=(const Tokenizer&) = delete;
 
   virtual TokenizerType type() const = 0;
 
@@ -120,7 +119,6 @@ class Tokenizer {
   void set_file(TokenizerFile file);
 
  protected:
-  Tokenizer() = default;
   /// Returns the files without which there is no such tokenizer, the one that is opened first.
   virtual std::vector<TokenizerFile> own_files() const;
 

@@ -10,7 +10,6 @@
 #include <map>
 #include <vector>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 
 namespace fp8train {
@@ -102,6 +101,14 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+std::filesystem::path new_file_in(const std::filesystem::path& folder) {
+  std::error_code failure;
+  std::filesystem::create_directories(folder, failure);
+  const auto micros = static_cast<int64_t>(seconds_now() * 1e6);
+  return folder / fmt::format("events.out.tfevents.{:010}.{:06}.fp8train", micros / 1000000,
+                              micros % 1000000);
+}
+
 }  // namespace
 
 uint32_t crc32c(std::string_view bytes) {
@@ -176,23 +183,14 @@ EventSummary& EventSummary::histogram(std::string_view tag, std::span<const doub
   return *this;
 }
 
-EventFile::EventFile(const std::filesystem::path& folder, int64_t resume_step) {
-  std::error_code failure;
-  std::filesystem::create_directories(folder, failure);
-  const auto micros = static_cast<int64_t>(seconds_now() * 1e6);
-  path_ = folder / fmt::format("events.out.tfevents.{:010}.{:06}.fp8train", micros / 1000000,
-                               micros % 1000000);
-  descriptor_ = open_to_append(path_);
+EventFile::EventFile(const std::filesystem::path& folder, int64_t resume_step)
+    : file_(new_file_in(folder)) {
   std::string version, session, start;
   put_bytes(version, 3, "brain.Event:2");
   write_event(0, version);
   put_number(session, 1, 1);  // START
   put_bytes(start, 7, session);
   write_event(resume_step + 1, start);
-}
-
-EventFile::~EventFile() {
-  close_file(descriptor_);
 }
 
 void EventFile::write(int64_t step, const EventSummary& summary) {
@@ -208,7 +206,7 @@ void EventFile::write_event(int64_t step, std::string_view content) {
   put_double(event, 1, seconds_now());
   put_number(event, 2, static_cast<uint64_t>(step));
   event.append(content);
-  append_whole(descriptor_, path_, record_of(event));
+  file_.append(record_of(event));
 }
 
 }  // namespace fp8train

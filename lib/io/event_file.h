@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/atomic_file.h"
+
 namespace fp8train {
 
 /// Returns the CRC-32C (Castagnoli, reflected, polynomial 0x1EDC6F41), as RFC 3720 B.4 has it.
@@ -40,9 +42,6 @@ class EventFile {
   /// earlier files there for steps above `resume_step` (SessionLog::START). Throws DeviceError when
   /// it cannot be written.
   EventFile(const std::filesystem::path& folder, int64_t resume_step);
-  ~EventFile();
-  EventFile(const EventFile&) = delete;
-  EventFile& operator=(const EventFile&) = delete;
 
   /// Appends a record; nothing for an empty summary. Throws DeviceError when the record cannot be
   /// written whole; it is taken back then.
@@ -51,8 +50,7 @@ class EventFile {
  private:
   void write_event(int64_t step, std::string_view content);
 
-  std::filesystem::path path_;
-  int descriptor_ = -1;
+  AppendedFile file_;
 };
 
 }  // namespace fp8train

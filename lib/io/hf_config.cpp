@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -19,79 +18,17 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-ConfigValue from_json(const Json& json) {
-  switch (json.type()) {
-    case Json::value_t::boolean:
-      return json.get<bool>();
-    case Json::value_t::number_unsigned:
-      if (json.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-        return json.get<double>();
-      }
-      return json.get<int64_t>();
-    case Json::value_t::number_integer:
-      return json.get<int64_t>();
-    case Json::value_t::number_float:
-      return json.get<double>();
-    case Json::value_t::string:
-      return json.get<std::string>();
-    case Json::value_t::array: {
-      ConfigValue::List list;
-      for (const Json& value : json) {
-        list.push_back(from_json(value));
-      }
-      return list;
-    }
-    case Json::value_t::object: {
-      ConfigObject object;
-      for (const auto& [key, value] : json.items()) {
-        object.push_back({key, from_json(value)});  // keys are unique in strict JSON
-      }
-      return object;
-    }
-    default:
-      return {};
-  }
-}
-
-Json to_json(const ConfigValue& value) {
-  struct Writer {
-    Json operator()(std::monostate) const { return nullptr; }
-    Json operator()(bool flag) const { return flag; }
-    Json operator()(int64_t number) const { return number; }
-    Json operator()(double number) const { return number; }
-    Json operator()(const std::string& text) const { return text; }
-    Json operator()(const ConfigValue::List& list) const {
-      Json json = Json::array();
-      for (const ConfigValue& entry : list) {
-        json.push_back(to_json(entry));
-      }
-      return json;
-    }
-    Json operator()(const ConfigObject& object) const {
-      Json json = Json::object();
-      for (const ConfigEntry& entry : object) {
-        json[entry.key] = to_json(entry.value);
-      }
-      return json;
-    }
-  };
-  return std::visit(Writer(), value.data());
-}
-
 HfConfig read_document(const Json& json, const std::string& where) {
-  const ConfigValue document = from_json(json);
-  const auto* object = std::get_if<ConfigObject>(&document.data());
-  if (object == nullptr) {
+  if (!json.is_object()) {
     throw CheckpointError(where + ": not a JSON object");
   }
-  HfConfig config = read_hf_fields(ConfigFields(*object, where));
+  HfConfig config = read_hf_fields(ConfigFields(json, where));
   if (const auto codes = read_weight_codes(json, where)) {
     config.notes.push_back(fmt::format(
         "the weights are codes with scales (quantization_config: {}): training reads the values "
         "that they stand for, and adapters can leave them as they are (model.lora.base)",
         codes->method));
-    std::erase_if(config.fields,
-                  [](const ConfigEntry& entry) { return entry.key == "quantization_config"; });
+    config.fields.erase("quantization_config");
   }
   return config;
 }
@@ -121,13 +58,14 @@ bool describe(const ConfigObject& fields, const ModelConfig& config) {
 }
 
 /// Sets the entry of another config.json of the model, if the model stays the same.
-void keep(const ConfigEntry& entry, const ModelConfig& config, ConfigObject& fields) {
+void keep(const std::string& key, const Json& value, const ModelConfig& config,
+          ConfigObject& fields) {
   for (const char* rewritten :
        {"architectures", "model_type", "dtype", "torch_dtype", "auto_map"}) {
-    if (entry.key == rewritten) return;
+    if (key == rewritten) return;
   }
   ConfigObject changed = fields;
-  set(changed, entry.key, entry.value);
+  set(changed, key, value);
   if (describe(changed, config)) {
     fields = std::move(changed);
   }
@@ -187,13 +125,13 @@ HfConfig read_hf_config(const std::filesystem::path& folder) {
 
 std::string write_hf_config(const ModelConfig& config, DType dtype, const HfConfigExtras& extras) {
   ConfigObject fields = write_hf_fields(config, dtype);
-  for (const ConfigEntry& entry : extras.original) {
-    keep(entry, config, fields);
+  for (const auto& [key, value] : extras.original.items()) {
+    keep(key, value, config, fields);
   }
   if (!extras.quantization.empty()) {
     set(fields, "quantization_config", extras.quantization);
   }
-  return to_json(fields).dump(2) + "\n";
+  return fields.dump(2) + "\n";
 }
 
 std::vector<int64_t> read_end_tokens(const std::filesystem::path& folder, const HfConfig& config) {

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/json_reader.h"
@@ -98,16 +97,10 @@ JsonObject& JsonObject::add(std::string_view key, const std::vector<int64_t>& li
 }
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::optional<int64_t> resume_step)
-    : path_(path), damaged_lines_(trim(path, resume_step)) {
-  descriptor_ = open_to_append(path);
-}
-
-MetricsWriter::~MetricsWriter() {
-  close_file(descriptor_);
-}
+    : damaged_lines_(trim(path, resume_step)), file_(path) {}
 
 void MetricsWriter::write(const JsonObject& object) {
-  append_whole(descriptor_, path_, object.str() + "\n");
+  file_.append(object.str() + "\n");
 }
 
 int64_t last_step_in(const std::filesystem::path& path) {

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/atomic_file.h"
+
 namespace fp8train {
 
 /// Returns the text as JSON writes it: in quotes, on one line. Bytes that are not UTF-8 are
@@ -51,9 +53,6 @@ class MetricsWriter {
   /// cannot be opened or written.
   explicit MetricsWriter(const std::filesystem::path& path,
                          std::optional<int64_t> resume_step = {});
-  ~MetricsWriter();
-  MetricsWriter(const MetricsWriter&) = delete;
-  MetricsWriter& operator=(const MetricsWriter&) = delete;
 
   /// Appends a line. Throws DeviceError when it cannot be written whole; the bytes already written
   /// are taken back, so that the next line begins on its own.
@@ -63,9 +62,8 @@ class MetricsWriter {
   int64_t damaged_lines() const { return damaged_lines_; }
 
  private:
-  std::filesystem::path path_;
-  int64_t damaged_lines_ = 0;
-  int descriptor_ = -1;
+  int64_t damaged_lines_;
+  AppendedFile file_;
 };
 
 /// Returns the highest "step" of the last lines of `path` (1 MiB); 0 where there is none, or no

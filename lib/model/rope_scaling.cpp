@@ -2,21 +2,15 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
+#include "base/names.h"
 
 namespace fp8train {
 namespace {
 
-struct NamedType {
-  RopeType type;
-  std::string_view name;
-};
-
-constexpr std::array<NamedType, 4> kTypes = {{{RopeType::linear, "linear"},
-                                              {RopeType::dynamic, "dynamic"},
-                                              {RopeType::llama3, "llama3"},
-                                              {RopeType::yarn, "yarn"}}};
+constexpr std::pair<RopeType, std::string_view> kTypes[] = {{RopeType::linear, "linear"},
+                                                            {RopeType::dynamic, "dynamic"},
+                                                            {RopeType::llama3, "llama3"},
+                                                            {RopeType::yarn, "yarn"}};
 
 }  // namespace
 
@@ -37,24 +31,17 @@ RopeScaling default_rope_scaling(RopeType type) {
 }
 
 std::string_view rope_type_name(RopeType type) {
-  return std::find_if(kTypes.begin(), kTypes.end(),
-                      [&](const NamedType& entry) { return entry.type == type; })
-      ->name;
+  return name_in(kTypes, type);
 }
 
 std::optional<RopeType> find_rope_type(std::string_view name) {
-  for (const NamedType& entry : kTypes) {
-    if (entry.name == name) {
-      return entry.type;
-    }
-  }
-  return std::nullopt;
+  return value_in(kTypes, name);
 }
 
 std::vector<std::string> rope_type_names() {
   std::vector<std::string> names;
-  for (const NamedType& entry : kTypes) {
-    names.emplace_back(entry.name);
+  for (const auto& [type, name] : kTypes) {
+    names.emplace_back(name);
   }
   return names;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// When the outputs of a pipeline's passes are there, as a schedule is run on paper.
+// Times of a pipeline's passes, as a schedule is run on paper.
 
 #include <limits>
 #include <vector>
@@ -14,14 +14,23 @@ class PassOutputs {
  public:
   explicit PassOutputs(const PipelineShape& shape);
 
-  /// Returns the time at which another stage sends the input of an action; 0 if none does.
-  double input(int stage, const PipelineAction& action) const;
+  /// Returns the time of the pass that sends the input of an action from another stage; 0 if none
+  /// does.
+  double input(int stage, const PipelineAction& action) const {
+    return neighbour(stage, action, -1);
+  }
+  /// Returns the time of the pass of another stage that reads the result of an action; 0 if none
+  /// does.
+  double reader(int stage, const PipelineAction& action) const {
+    return neighbour(stage, action, 1);
+  }
   /// Returns the time from which a stage can run an action; kNever: what it waits for has not
   /// begun.
   double ready(int stage, const PipelineAction& action) const;
   void set(int stage, const PipelineAction& action, double time);
 
  private:
+  double neighbour(int stage, const PipelineAction& action, int step) const;
   int part_of(int stage, const PipelineAction& action) const {
     return action.chunk * shape_.stages + stage;
   }

@@ -92,11 +92,10 @@ PassOutputs::PassOutputs(const PipelineShape& shape)
   ends_.resize(static_cast<size_t>(2 * parts_ * shape.micro_batches), kNever);
 }
 
-double PassOutputs::input(int stage, const PipelineAction& action) const {
-  const int part = part_of(stage, action);
-  const int from = part + (action.kind == ActionKind::forward ? -1 : 1);
-  const bool is_sent = action.kind != ActionKind::weight_gradient && from >= 0 && from < parts_;
-  return is_sent ? ends_[index(action.kind, from, action.micro_batch)] : 0.0;
+double PassOutputs::neighbour(int stage, const PipelineAction& action, int step) const {
+  const int other = part_of(stage, action) + (action.kind == ActionKind::forward ? step : -step);
+  const bool is_sent = action.kind != ActionKind::weight_gradient && other >= 0 && other < parts_;
+  return is_sent ? ends_[index(action.kind, other, action.micro_batch)] : 0.0;
 }
 
 double PassOutputs::ready(int stage, const PipelineAction& action) const {
@@ -198,30 +197,19 @@ StageOrder order_of_stage(const PipelineSchedule& schedule, const PipelineShape&
   const int parts = shape.stages * shape.chunks;
   const PaperRun run =
       run_on_paper(schedule, shape, std::vector<ActionTimes>(static_cast<size_t>(parts)));
-  const auto part_of = [&](size_t s, const PipelineAction& action) {
-    return action.chunk * shape.stages + static_cast<int>(s);
-  };
-  const auto index = [&](ActionKind kind, int part, int64_t micro_batch) {
-    const int64_t pass = static_cast<int64_t>(kind) * parts + part;
-    return static_cast<size_t>(pass * shape.micro_batches + micro_batch);
-  };
-  std::vector<double> starts(index(ActionKind::weight_gradient, parts, 0));
+  PassOutputs starts(shape);
   for (size_t s = 0; s < schedule.of_stage.size(); ++s) {
     for (size_t i = 0; i < schedule.of_stage[s].size(); ++i) {
-      const PipelineAction& action = schedule.of_stage[s][i];
-      starts[index(action.kind, part_of(s, action), action.micro_batch)] = run.starts[s][i];
+      starts.set(static_cast<int>(s), schedule.of_stage[s][i], run.starts[s][i]);
     }
   }
   const std::vector<PipelineAction>& actions = schedule.of_stage[stage];
   const std::vector<double>& own = run.starts[stage];
-  StageOrder order = {inputs_of(static_cast<int>(stage), actions, own, run.outputs), {}};
+  const int number = static_cast<int>(stage);
+  StageOrder order = {inputs_of(number, actions, own, run.outputs), {}};
   for (const PipelineAction& action : actions) {
-    const int reader = part_of(stage, action) + (action.kind == ActionKind::forward ? 1 : -1);
-    const bool is_read =
-        action.kind != ActionKind::weight_gradient && reader >= 0 && reader < parts;
-    const double start = is_read ? starts[index(action.kind, reader, action.micro_batch)] : 0.0;
-    order.begun_when_read.push_back(
-        static_cast<size_t>(std::ranges::lower_bound(own, start) - own.begin()));
+    order.begun_when_read.push_back(static_cast<size_t>(
+        std::ranges::lower_bound(own, starts.reader(number, action)) - own.begin()));
   }
   return order;
 }

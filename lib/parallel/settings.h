@@ -26,7 +26,7 @@ constexpr int64_t kRanksOfNode = -1;
 /// How the ranks of a run share parameters, gradients and the states of the optimizer.
 struct StrategySettings {
   /// The ZeRO stage, which says what ranks share: 0: nothing (DDP); 1, 2, 3:
-  /// parallel/shard_layout.h
+  /// parallel/store_layout.h
   int64_t zero_stage = 0;
   /// Bytes of gradients that are exchanged at a time: in a bucket, or of a segment of shards. A
   /// parameter that has more is exchanged alone, in pieces of at most as many bytes.

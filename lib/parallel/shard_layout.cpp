@@ -1,9 +1,10 @@
-#include "parallel/shard_layout.h"
-
 #include <algorithm>
 
 #include "base/error.h"
 #include "base/math.h"
+#include "nn/parameter.h"
+#include "parallel/store_layout.h"
+#include "parallel/strategy.h"
 
 namespace fp8train {
 namespace {

@@ -1,6 +1,14 @@
 #pragma once
-// The memory layout of a parameter store if ranks share the work of the optimizer. Pure data, made
-// by parallel/shard_layout.h.
+// The memory layout of a parameter store if ranks share the work of the optimizer (ZeRO,
+// Rajbhandari et al. 2020, 1910.02054): pure data. They share it by elements, equally for any sizes
+// of tensors.
+//
+//   stage 1  moments, and values that layers do not read themselves, are stored in parts
+//   stage 2  gradients too: whole ones exist for a unit or two, while backward makes them
+//   stage 3  all values too: whole ones, and GEMM operands, exist for a unit or two
+//
+// The assignment of updates to ranks does not depend on the stage: sums, norms and updates have the
+// same bits.
 //
 // The parameters of a unit (what a model reads together: a block, its embedding, its head) that
 // have the same formats and are shared by the same ranks make a segment: flat, each parameter from
@@ -14,6 +22,9 @@
 #include <vector>
 
 namespace fp8train {
+
+class ParameterStore;
+struct StrategySite;
 
 /// How the parameters of a store are cut into segments, and the segments into shards of ranks.
 struct StoreLayout {
@@ -62,5 +73,11 @@ struct StoreLayout {
     return segment.shard * ranks_of(segment).rank;
   }
 };
+
+/// Returns the layout of a store that is not allocated yet over the ranks that share it. Units
+/// are used in order, first to last and back. A segment has at most StrategySettings::bucket_bytes
+/// of gradients; one parameter may be more. If the site accumulates whole gradients, these keep
+/// memory of their own. Throws InternalError unless the stage is 1, 2 or 3.
+StoreLayout shard_layout(const ParameterStore& parameters, const StrategySite& site);
 
 }  // namespace fp8train

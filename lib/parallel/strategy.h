@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "base/not_copied.h"
 #include "comm/mesh.h"
 #include "device/device.h"
 #include "nn/context.h"
@@ -43,12 +44,10 @@ struct StrategySite {
 };
 
 /// The base class is the strategy of one rank: nothing is exchanged, and a step can be recorded.
-class Strategy {
+class Strategy : NotCopied {
  public:
   explicit Strategy(const StrategySite& site) : site_(site) {}
   virtual ~Strategy() = default;
-  Strategy(const Strategy&) = delete;
-  Strategy& operator=(const Strategy&) = delete;
 
   const Mesh& mesh() const { return site_.mesh; }
 

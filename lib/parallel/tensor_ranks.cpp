@@ -50,6 +50,13 @@ void TensorRanks::sum(const StepContext& context, View values) {
   combine(context, values, ops::Combine::pairs);
 }
 
+void WholeRows::sum_rows(const StepContext& context, ConstView partial, View own) {
+  ArenaScope scope(*context.scratch);
+  const View parts = allocate(*context.scratch, partial.dtype, {ranks_->ranks(), partial.count()});
+  ranks_->gather(context, partial, parts);
+  ops::combine_ranks(context.stream, parts, ops::Combine::pairs, own);
+}
+
 void TensorCombiner::sum(double* value) {
   if (of_state_ != nullptr) {
     of_state_->sum(value);

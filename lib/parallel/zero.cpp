@@ -1,5 +1,5 @@
 // ZeRO: ranks share the work of the optimizer, and with it the memory, by elements
-// (parallel/shard_layout.h). Gradients are summed while backward still runs, and each rank stores
+// (parallel/store_layout.h). Gradients are summed while backward still runs, and each rank stores
 // its shard of the sums, which its optimizer reads; with StrategySettings::shard_ranks ranks of
 // several groups store the same one. New values are gathered from all ranks: once
 // per step where what layers make of them stays (stages 1 and 2), else before each use of a unit,
@@ -16,7 +16,6 @@
 #include "comm/communicator.h"
 #include "comm/exchange/reduce.h"
 #include "ops/pointwise/elementwise.h"
-#include "parallel/shard_layout.h"
 #include "parallel/sharded_store.h"
 #include "parallel/strategies.h"
 #include "tensor/tensor.h"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/error_prefix.h"
 #include "base/flight_recorder.h"
+#include "base/key_error.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/on_exit.h"

@@ -15,7 +15,7 @@
 #include "device/device.h"
 #include "device/device_choice.h"
 #include "engine/engine.h"
-#include "model/families/config_value.h"
+#include "model/families/hf_fields.h"
 #include "train/session_notes.h"
 
 namespace fp8train {

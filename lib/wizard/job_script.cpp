@@ -11,7 +11,6 @@
 
 #include "base/error.h"
 #include "base/screen.h"
-#include "base/shell_word.h"
 #include "base/text.h"
 
 namespace fp8train {

@@ -48,9 +48,17 @@ VENDORS = [
     (
         re.compile(r"nlohmann/"),
         lambda p: p.startswith(
-            ("lib/base/json_", "lib/io/", "lib/config/", "lib/data/", "lib/train/", "apps/")
+            (
+                "lib/base/json_",
+                "lib/model/families/",
+                "lib/io/",
+                "lib/config/",
+                "lib/data/",
+                "lib/train/",
+                "apps/",
+            )
         ),
-        "nlohmann json belongs to base/json_*, io, data, config, train and apps",
+        "nlohmann json belongs to base/json_*, model/families, io, data, config, train and apps",
     ),
     (
         re.compile(r"pcre2\.h"),

@@ -1,8 +1,11 @@
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <functional>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/backends/backends.h"
 #include "comm/collective_checks.h"
@@ -93,6 +96,28 @@ TEST_CASE("ranks that call different collectives are reported", "[threads]") {
   CHECK_THAT(errors[0] + errors[1], Catch::Contains("4 bytes") && Catch::Contains("8 bytes"));
   CHECK_FALSE(errors[0].empty());
   CHECK_FALSE(errors[1].empty());
+}
+
+TEST_CASE("ranks that call another collective or root are reported at once", "[threads]") {
+  const auto check = [](const std::function<void(Communicator&)>& body) {
+    for (const std::string& error : run_ranks(Topology::blocks(3, 3), body)) {
+      CHECK_THAT(error, !Catch::Contains("did not end") && Catch::Contains("collective 0"));
+    }
+  };
+  check([](Communicator& comm) {  // each waits for another one
+    int value = 0;
+    comm.broadcast(Communicator::host_stream(), &value, sizeof(int), comm.rank()).wait();
+  });
+  check([](Communicator& comm) {
+    std::vector<int> sent(3), received(3);
+    if (comm.rank() == 1) {
+      comm.all_gather(Communicator::host_stream(), sent.data(), received.data(), sizeof(int))
+          .wait();
+    } else {
+      comm.all_to_all(Communicator::host_stream(), sent.data(), received.data(), sizeof(int))
+          .wait();
+    }
+  });
 }
 
 TEST_CASE("an operation is done without waiting when all have joined", "[threads]") {

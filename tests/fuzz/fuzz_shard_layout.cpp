@@ -7,7 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/shard_layout.h"
+#include "parallel/store_layout.h"
+#include "parallel/strategy.h"
 
 namespace {
 

@@ -124,7 +124,9 @@ std::vector<ModelConfig> models_of(const ModelFamily& family) {
 }
 
 ConfigObject without(ConfigObject fields, const std::set<std::string>& keys) {
-  std::erase_if(fields, [&](const ConfigEntry& entry) { return keys.contains(entry.key); });
+  for (const std::string& key : keys) {
+    fields.erase(key);
+  }
   return fields;
 }
 
@@ -141,23 +143,29 @@ struct FieldNames {
   std::set<std::string> written, noticed;  ///< "rope_scaling.factor" of an object
 };
 
+/// The object with one key under another name.
+ConfigObject renamed(const ConfigObject& object, const std::string& name) {
+  ConfigObject changed;
+  for (const auto& [key, value] : object.items()) {
+    changed[key == name ? key + "_" : key] = value;
+  }
+  return changed;
+}
+
 /// Reads the fields with one after the other under another name, also in objects.
 void rename_each(const ConfigObject& fields, FieldNames& names) {
   const ModelConfig model = read_hf_fields(ConfigFields(fields, "written")).model;
-  for (size_t i = 0; i < fields.size(); ++i) {
-    ConfigObject renamed = fields;
-    renamed[i].key += "_";
-    names.written.insert(fields[i].key);
-    if (is_noticed(renamed, model)) names.noticed.insert(fields[i].key);
-    const auto* const object = std::get_if<ConfigObject>(&fields[i].value.data());
-    for (size_t j = 0; object != nullptr && j < object->size(); ++j) {
-      ConfigObject changed = *object;
-      changed[j].key += "_";
-      renamed = fields;
-      renamed[i].value = changed;
-      const std::string name = fields[i].key + "." + (*object)[j].key;
-      names.written.insert(name);
-      if (is_noticed(renamed, model)) names.noticed.insert(name);
+  const auto note = [&](const std::string& name, const ConfigObject& changed) {
+    names.written.insert(name);
+    if (is_noticed(changed, model)) names.noticed.insert(name);
+  };
+  for (const auto& [key, value] : fields.items()) {
+    note(key, renamed(fields, key));
+    if (!value.is_object()) continue;
+    for (const auto& [inner, ignored] : value.items()) {
+      ConfigObject changed = fields;
+      changed[key] = renamed(value, inner);
+      note(fmt::format("{}.{}", key, inner), changed);
     }
   }
 }

@@ -79,7 +79,7 @@ TEST_CASE("a file that grows is a regular one, and no link is followed to it") {
   REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
   for (const char* name : {"link", "dangling", "pipe"}) {
     CAPTURE(name);
-    CHECK_THROWS_WITH(open_to_append(dir / name), Catch::Contains("not a regular file"));
+    CHECK_THROWS_WITH(AppendedFile(dir / name), Catch::Contains("not a regular file"));
   }
   CHECK(test::read_file(dir / "victim") == "old");
   CHECK_FALSE(std::filesystem::exists(dir / "none"));

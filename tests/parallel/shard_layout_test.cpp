@@ -1,7 +1,7 @@
 // Which rank updates what: every element once, in equal shares, and the same in each stage.
 
-#include "parallel/shard_layout.h"
 #include "parallel/sharded_store.h"
+#include "parallel/strategy.h"
 
 #include <catch2/catch.hpp>
 

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "base/shell_word.h"
+#include "base/text.h"
 
 namespace fp8train {
 namespace {

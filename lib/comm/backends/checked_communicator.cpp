@@ -5,11 +5,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <string_view>
 #include <utility>
 
+#include "base/content_hash.h"
 #include "base/error.h"
 #include "base/flight_recorder.h"
 #include "comm/backends/backends.h"
@@ -17,15 +20,6 @@
 
 namespace fp8train {
 namespace {
-
-/// FNV-1a
-uint64_t hash_of(const void* data, size_t bytes) {
-  uint64_t value = 0xcbf2'9ce4'8422'2325;
-  for (const char byte : std::string_view(static_cast<const char*>(data), bytes)) {
-    value = (value ^ static_cast<unsigned char>(byte)) * 0x100'0000'01b3;
-  }
-  return value;
-}
 
 /// A call of a collective, or one message of a call. Words only: it is compared by its bytes.
 struct Call {
@@ -42,101 +36,82 @@ struct Call {
     return fmt::format("{} {} of {} bytes, root {}, in step {}", name.data(), sequence, bytes, root,
                        step);
   }
-  uint64_t hash() const { return hash_of(this, sizeof(Call)); }
+  uint64_t hash() const { return content_hash(this, sizeof(Call)); }
 };
 static_assert(sizeof(Call) == 48);
 
-/// The calls of this rank and of those that it has to agree with.
-struct Calls {
-  virtual ~Calls() = default;
-  /// Throws CommError that names the ranks which differ.
-  virtual void compare() const = 0;
-};
+/// Calls on their way between the ranks that have to agree.
+struct Note {
+  /// Throws CommError that names the ranks which differ. Owns the calls, which `works` move.
+  std::function<void()> compare;
+  std::vector<Work> works = {};
 
-/// One call of all ranks.
-struct CollectiveCalls final : Calls {
-  Call mine;
-  std::vector<Call> all;
-  int rank = 0;
-  WorldRanks world_ranks;
-
-  void compare() const override {
-    std::vector<uint64_t> hashes;
-    hashes.reserve(all.size());
-    for (const Call& call : all) {
-      hashes.push_back(call.hash());
+  bool done() {
+    if (!std::ranges::all_of(works, [](Work& work) { return work.done(); })) {
+      return false;
     }
-    if (!any_differ(hashes)) {
-      return;
+    compare();
+    return true;
+  }
+  void wait() {
+    for (Work& work : works) {
+      work.wait();
     }
-    std::string text;
-    for (const int other : ranks_that_differ(hashes)) {
-      text += fmt::format("; rank {} calls {}", world_ranks[other],
-                          all[static_cast<size_t>(other)].words());
-    }
-    throw CommError(fmt::format("rank {}: ranks call different collectives: this one {}{}",
-                                world_ranks[rank], mine.words(), text));
+    compare();
   }
 };
 
-/// Both ends of messages.
-struct MessageCalls final : Calls {
-  struct End {
-    Call mine, theirs;
-    int peer = 0;  ///< of all ranks
-    bool sends = false;
-  };
-  std::vector<End> ends;
-  int rank = 0;
+/// `all`: of each rank, which make one call; `world`: the numbers of these ranks.
+void compare_calls(const std::vector<Call>& all, int rank, const WorldRanks& world) {
+  std::vector<uint64_t> hashes;
+  hashes.reserve(all.size());
+  for (const Call& call : all) {
+    hashes.push_back(call.hash());
+  }
+  if (!any_differ(hashes)) {
+    return;
+  }
+  std::string text;
+  for (const int other : ranks_that_differ(hashes)) {
+    text +=
+        fmt::format("; rank {} calls {}", world[other], all[static_cast<size_t>(other)].words());
+  }
+  throw CommError(fmt::format("rank {}: ranks call different collectives: this one {}{}",
+                              world[rank], all[static_cast<size_t>(rank)].words(), text));
+}
 
-  void compare() const override {
-    for (const End& end : ends) {
-      if (end.mine.hash() != end.theirs.hash()) {
-        throw CommError(fmt::format(
-            "rank {}: the ends of message {} differ: this one {} {} bytes in step {}; rank {} {} "
-            "{} bytes in step {}",
-            rank, end.mine.sequence, end.sends ? "sends" : "receives", end.mine.bytes,
-            end.mine.step, end.peer, end.sends ? "receives" : "sends", end.theirs.bytes,
-            end.theirs.step));
-      }
+/// Both ends of a message.
+struct MessageEnds {
+  Call mine, theirs;
+  int peer = 0;  ///< of all ranks
+  bool sends = false;
+};
+
+void compare_ends(const std::vector<MessageEnds>& messages, int rank) {
+  for (const MessageEnds& of : messages) {
+    if (of.mine.hash() != of.theirs.hash()) {
+      throw CommError(fmt::format(
+          "rank {}: the ends of message {} differ: this one {} {} bytes in step {}; rank {} {} "
+          "{} bytes in step {}",
+          rank, of.mine.sequence, of.sends ? "sends" : "receives", of.mine.bytes, of.mine.step,
+          of.peer, of.sends ? "receives" : "sends", of.theirs.bytes, of.theirs.step));
     }
   }
-};
+}
 
 class CheckedWork final : public PendingWork {
  public:
-  CheckedWork(std::unique_ptr<Calls> calls, Work noted, Work work)
-      : calls_(std::move(calls)), noted_(std::move(noted)), work_(std::move(work)) {}
+  CheckedWork(Note note, Work work) : note_(std::move(note)), work_(std::move(work)) {}
 
-  bool done() override {
-    if (!noted_.done()) {
-      return false;
-    }
-    calls_->compare();
-    return work_.done();
-  }
+  bool done() override { return note_.done() && work_.done(); }
   void wait() override {
-    noted_.wait();
-    calls_->compare();
+    note_.wait();
     work_.wait();
   }
 
  private:
-  std::unique_ptr<Calls> calls_;
-  Work noted_, work_;
-};
-
-class BothWorks final : public PendingWork {
- public:
-  BothWorks(Work first, Work second) : first_(std::move(first)), second_(std::move(second)) {}
-  bool done() override { return first_.done() && second_.done(); }
-  void wait() override {
-    first_.wait();
-    second_.wait();
-  }
-
- private:
-  Work first_, second_;
+  Note note_;
+  Work work_;
 };
 
 class CheckedCommunicator final : public Communicator {
@@ -153,31 +128,25 @@ class CheckedCommunicator final : public Communicator {
 
  protected:
   std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
-    std::unique_ptr<Calls> calls;
     share_timeout();
-    const uint64_t colors = hash_of(group.color_of_rank.data(), group.color_of_rank.size_bytes());
-    note(calls, call("group", groups_++, colors, 0)).wait();
-    calls->compare();
+    const uint64_t colors =
+        content_hash(group.color_of_rank.data(), group.color_of_rank.size_bytes());
+    note(call("group", groups_++, colors, 0)).wait();
     return std::make_unique<CheckedCommunicator>(inner_->group(group.color_of_rank), counters());
   }
   const char* kind() const override { return "checked"; }
 
   Work start(const Operation& operation) override {
     share_timeout();
-    std::unique_ptr<Calls> calls;
-    Work noted = operation.collective == Collective::messages
-                     ? note_messages(calls, operation)
-                     : note(calls, call(operation.name(), operation.sequence, operation.bytes,
-                                        static_cast<uint64_t>(operation.root)));
+    Note noted = operation.collective == Collective::messages
+                     ? note_messages(operation)
+                     : note(call(operation.name(), operation.sequence, operation.bytes,
+                                 static_cast<uint64_t>(operation.root)));
     try {
       Work work = inner_->run(operation);
-      return Work(
-          std::make_unique<CheckedWork>(std::move(calls), std::move(noted), std::move(work)));
+      return Work(std::make_unique<CheckedWork>(std::move(noted), std::move(work)));
     } catch (const CommError&) {  // perhaps for that reason
-      if (calls != nullptr) {
-        noted.wait();
-        calls->compare();
-      }
+      noted.wait();
       throw;
     }
   }
@@ -199,42 +168,44 @@ class CheckedCommunicator final : public Communicator {
     return made;
   }
 
-  Work note(std::unique_ptr<Calls>& calls, const Call& mine) {
-    auto made = std::make_unique<CollectiveCalls>();
-    made->mine = mine;
-    made->all.resize(static_cast<size_t>(size()));
-    made->rank = rank();
-    made->world_ranks = world_ranks();
-    Work noted = calls_->all_gather(host_stream(), &made->mine, made->all.data(), sizeof(Call));
-    calls = std::move(made);
-    return noted;
+  Note note(const Call& mine) {
+    struct Data {
+      Call mine;
+      std::vector<Call> all;
+    };
+    const auto data =
+        std::make_shared<Data>(Data{mine, std::vector<Call>(static_cast<size_t>(size()))});
+    Note made = {
+        [data, rank = rank(), world = world_ranks()] { compare_calls(data->all, rank, world); }};
+    made.works.push_back(
+        calls_->all_gather(host_stream(), &data->mine, data->all.data(), sizeof(Call)));
+    return made;
   }
 
   /// A sender's note goes over one communicator and a receiver's over another, so that the nth to a
   /// peer is the nth from there.
-  Work note_messages(std::unique_ptr<Calls>& calls, const Operation& operation) {
-    auto made = std::make_unique<MessageCalls>();
-    made->rank = world_rank(rank());
-    made->ends.resize(operation.messages.size());
+  Note note_messages(const Operation& operation) {
+    const auto data = std::make_shared<std::vector<MessageEnds>>(operation.messages.size());
     std::vector<Message> by_senders;
     std::vector<Message> by_receivers;
-    for (size_t i = 0; i < made->ends.size(); ++i) {
+    for (size_t i = 0; i < data->size(); ++i) {
       const Message& message = operation.messages[i];
-      MessageCalls::End& end = made->ends[i];
-      end = {.mine = call("message", message.number, message.bytes, 0),
-             .theirs = {},
-             .peer = world_rank(message.peer),
-             .sends = message.sends};
+      MessageEnds& ends = (*data)[i];
+      ends = {.mine = call("message", message.number, message.bytes, 0),
+              .theirs = {},
+              .peer = world_rank(message.peer),
+              .sends = message.sends};
       Message note = {
-          .peer = message.peer, .sends = true, .data = &end.mine, .bytes = sizeof(Call)};
+          .peer = message.peer, .sends = true, .data = &ends.mine, .bytes = sizeof(Call)};
       (message.sends ? by_senders : by_receivers).push_back(note);
       note.sends = false;
-      note.data = &end.theirs;
+      note.data = &ends.theirs;
       (message.sends ? by_receivers : by_senders).push_back(note);
     }
-    calls = std::move(made);
-    return Work(std::make_unique<BothWorks>(calls_->exchange(host_stream(), by_senders),
-                                            receivers_->exchange(host_stream(), by_receivers)));
+    Note made = {[data, rank = world_rank(rank())] { compare_ends(*data, rank); }};
+    made.works.push_back(calls_->exchange(host_stream(), by_senders));
+    made.works.push_back(receivers_->exchange(host_stream(), by_receivers));
+    return made;
   }
 
   std::unique_ptr<Communicator> inner_;

@@ -9,7 +9,6 @@
 #include <array>
 #include <cstring>
 #include <exception>
-#include <list>
 #include <utility>
 
 #include "base/error.h"
@@ -60,12 +59,6 @@ class NcclWork final : public PendingWork, NotCopied {
   std::shared_ptr<StreamEvent> end_;
   Stream stream_;
   bool waited_ = false;
-};
-
-/// Device memory that stages host memory; reused by the next operation that needs no more.
-struct Passage {
-  Buffer send, recv;
-  bool in_use = false;
 };
 
 class NcclCommunicator final : public Communicator {
@@ -136,7 +129,9 @@ class NcclCommunicator final : public Communicator {
       return host_->run(operation);
     }
     Device& device = family().device();
-    Passage& passage = free_passage(operation.send_bytes(size()), operation.recv_bytes(size()));
+    auto& passage = passages_.find(
+        operation.send_bytes(size()), operation.recv_bytes(size()),
+        [&](size_t bytes) { return Buffer(device, bytes, MemoryCategory::communication); });
     const RelayedOperation relayed(operation, size(), passage.send.data(), passage.recv.data());
     for (const RelayedPart& part : relayed.sent()) {
       device.copy_from_host(part.relay, part.data, part.bytes);
@@ -171,23 +166,10 @@ class NcclCommunicator final : public Communicator {
     return Work(std::make_unique<NcclWork>(group_->family(), call.what, end, stream));
   }
 
-  Passage& free_passage(size_t send_bytes, size_t recv_bytes) {
-    for (Passage& passage : passages_) {
-      if (!passage.in_use && passage.send.bytes() >= send_bytes &&
-          passage.recv.bytes() >= recv_bytes) {
-        return passage;
-      }
-    }
-    Device& device = family().device();
-    return passages_.emplace_back(
-        Passage{.send = Buffer(device, send_bytes, MemoryCategory::communication),
-                .recv = Buffer(device, recv_bytes, MemoryCategory::communication)});
-  }
-
   std::shared_ptr<NcclGroup> group_;
   std::unique_ptr<Communicator> owned_host_;
   Communicator* host_;
-  std::list<Passage> passages_;
+  RelayPool<Buffer> passages_;
   std::vector<char> barrier_bytes_;
 };
 

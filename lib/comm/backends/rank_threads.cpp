@@ -1,5 +1,5 @@
-// The last rank that joins a collective copies for all, so that no rank has to wait for another to
-// make progress.
+// A collective is messages between all pairs of ranks, and the second end of a message that comes
+// copies it, so that no rank has to wait for another to make progress.
 
 #include "comm/backends/rank_threads.h"
 
@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -25,32 +26,18 @@ namespace {
 
 /// Ranks that talk, and their collectives that are not over. All members are guarded by `mutex`.
 struct ThreadGroup {
-  struct Member {
-    bool joined = false;
-    const void* send = nullptr;
-    void* recv = nullptr;
-  };
-  struct Call {
-    Collective collective = Collective::barrier;
-    size_t bytes = 0;
-    int root = 0;
-    bool moves = false;
-    std::vector<Member> members;
-    int joined = 0, left = 0;
-    bool complete() const { return joined == static_cast<int>(members.size()); }
-  };
   /// A message that has one end, or both.
   struct Letter {
     const Message* sent = nullptr;
     const Message* taken = nullptr;
+    const Communicator::Operation* first = nullptr;  ///< of the end that came first
     bool complete() const { return sent != nullptr && taken != nullptr; }
   };
-  /// Sender, receiver and number.
-  using LetterKey = std::tuple<int, int, uint64_t>;
+  /// Sender, receiver, whether it is of Collective::messages, its number or its collective's.
+  using LetterKey = std::tuple<int, int, bool, uint64_t>;
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<uint64_t, Call> calls;  ///< by sequence
   std::map<LetterKey, Letter> letters;
   std::string failure;  ///< empty: none
 
@@ -89,69 +76,74 @@ struct ThreadWorld {
   }
 };
 
-void copy_all(const ThreadGroup::Call& call) {
-  const size_t bytes = call.bytes;
-  const auto& members = call.members;
-  if (call.collective == Collective::broadcast) {
-    for (const ThreadGroup::Member& to : members) {
-      copy_bytes(to.recv, members[static_cast<size_t>(call.root)].send, bytes);
+/// The messages of an operation to and from each other rank. Of a broadcast those of others than
+/// the root have no bytes: with them ranks see that they call the same. Copies this rank's own
+/// part.
+std::vector<Message> messages_of(const Communicator::Operation& of, int size, int rank,
+                                 bool moves) {
+  std::vector<Message> messages(of.messages.begin(), of.messages.end());
+  const bool is_broadcast = of.collective == Collective::broadcast;
+  for (int peer = 0; peer < size && of.collective != Collective::messages; ++peer) {
+    Message out = {.peer = peer, .sends = true, .number = of.sequence};
+    Message in = {.peer = peer, .number = of.sequence};
+    out.bytes = is_broadcast && rank != of.root ? 0 : of.bytes;
+    in.bytes = is_broadcast && peer != of.root ? 0 : of.bytes;
+    if (moves) {
+      const size_t part = static_cast<size_t>(peer) * of.bytes;
+      out.data = const_cast<void*>(
+          offset_bytes(of.send, of.collective == Collective::all_to_all ? part : 0));
+      in.data = offset_bytes(of.recv, is_broadcast ? 0 : part);
     }
-    return;
-  }
-  for (size_t to = 0; to < members.size(); ++to) {
-    for (size_t from = 0; from < members.size(); ++from) {
-      const void* part = call.collective == Collective::all_to_all
-                             ? offset_bytes(members[from].send, to * bytes)
-                             : members[from].send;
-      copy_bytes(offset_bytes(members[to].recv, from * bytes), part, bytes);
+    if (peer != rank) {
+      messages.push_back(out);
+      messages.push_back(in);
+    } else if (moves) {
+      copy_bytes(in.data, out.data, in.bytes);
     }
   }
+  return messages;
 }
 
-/// One rank's messages of a call.
-class ThreadMessages final : public PendingWork, NotCopied {
+/// One rank's part in an operation.
+class ThreadWork final : public PendingWork, NotCopied {
  public:
-  ThreadMessages(std::shared_ptr<ThreadGroup> group, const Communicator::Operation& operation,
-                 std::string words, int rank, int world_rank, double timeout)
+  /// `world_ranks`: the numbers of the group's ranks in messages.
+  ThreadWork(std::shared_ptr<ThreadGroup> group, const Communicator::Operation& operation,
+             std::string words, int rank, WorldRanks world_ranks)
       : group_(std::move(group)),
-        messages_(operation.messages.begin(), operation.messages.end()),
-        moves_(operation.stream.kind() == DeviceKind::cpu),
+        operation_(operation),
         words_(std::move(words)),
         rank_(rank),
-        world_rank_(world_rank),
-        timeout_(timeout) {}
+        world_ranks_(std::move(world_ranks)) {}
 
-  ~ThreadMessages() override {
+  ~ThreadWork() override {
     const std::lock_guard<std::mutex> lock(group_->mutex);
     for (size_t i = 0; i < joined_; ++i) {
       const auto found = group_->letters.find(key_of(messages_[i]));
       if (found != group_->letters.end() && !found->second.complete()) {
         group_->letters.erase(found);
-        group_->fail(fmt::format("rank {} has left {} before its end", world_rank_, words_));
+        group_->fail(
+            fmt::format("rank {} has left {} before its end", world_ranks_[rank_], words_));
       }
     }
   }
 
-  /// The second end of a message copies and forgets it. `world_rank`: of a peer.
-  void join(const std::function<int(int)>& world_rank) {
+  /// The second end of a message copies and forgets it.
+  void join(int size, bool moves, double timeout) {
+    timeout_ = timeout;
     const std::lock_guard<std::mutex> lock(group_->mutex);
     check_failure();
+    messages_ = messages_of(operation_, size, rank_, moves);
     for (; joined_ < messages_.size(); ++joined_) {
       const Message& message = messages_[joined_];
       ThreadGroup::Letter& letter = group_->letters[key_of(message)];
       (message.sends ? letter.sent : letter.taken) = &message;
       if (!letter.complete()) {
+        letter.first = &operation_;
         continue;
       }
-      if (letter.sent->bytes != letter.taken->bytes) {
-        const int peer = world_rank(message.peer);
-        group_->fail(fmt::format("message {}: rank {} sends {} bytes, rank {} receives {}",
-                                 message.number, message.sends ? world_rank_ : peer,
-                                 letter.sent->bytes, message.sends ? peer : world_rank_,
-                                 letter.taken->bytes));
-        check_failure();
-      }
-      if (moves_) {
+      check_ends(letter, message);
+      if (moves) {
         copy_bytes(letter.taken->data, letter.sent->data, letter.sent->bytes);
       }
       group_->letters.erase(key_of(message));
@@ -166,100 +158,73 @@ class ThreadMessages final : public PendingWork, NotCopied {
   void wait() override {
     std::unique_lock<std::mutex> lock(group_->mutex);
     if (!patient_wait(group_->changed, lock, timeout_, [this] { return over(); })) {
-      throw TimeoutError(
-          fmt::format("rank {}: {} did not end in {} s", world_rank_, words_, timeout_));
+      const std::string peers =  // words_ has those of messages
+          operation_.collective == Collective::messages
+              ? ""
+              : fmt::format("; ranks that have not joined: {}", fmt::join(missing(), ", "));
+      throw TimeoutError(fmt::format("rank {}: {} did not end in {} s{}", world_ranks_[rank_],
+                                     words_, timeout_, peers));
     }
   }
 
  private:
   ThreadGroup::LetterKey key_of(const Message& message) const {
     return {message.sends ? rank_ : message.peer, message.sends ? message.peer : rank_,
-            message.number};
+            operation_.collective == Collective::messages, message.number};
   }
+  bool is_open(const Message& message) const { return group_->letters.contains(key_of(message)); }
   bool over() {
-    const bool all = std::all_of(messages_.begin(), messages_.end(), [this](const Message& one) {
-      return group_->letters.find(key_of(one)) == group_->letters.end();
-    });
+    const bool all =
+        std::ranges::none_of(messages_, [this](const Message& one) { return is_open(one); });
     if (!all) {
       check_failure();
     }
     return all;
   }
-  void check_failure() {
-    if (!group_->failure.empty()) {
-      throw CommError(fmt::format("rank {}: {}: {}", world_rank_, words_, group_->failure));
-    }
-  }
-
-  std::shared_ptr<ThreadGroup> group_;
-  std::vector<Message> messages_;
-  bool moves_;
-  std::string words_;
-  int rank_, world_rank_;
-  double timeout_;
-  size_t joined_ = 0;
-};
-
-/// One rank's part in a collective.
-class ThreadWork final : public PendingWork, NotCopied {
- public:
-  ThreadWork(std::shared_ptr<ThreadGroup> group, uint64_t sequence, int rank, double timeout)
-      : group_(std::move(group)), sequence_(sequence), rank_(rank), timeout_(timeout) {}
-
-  ~ThreadWork() override {
-    const std::lock_guard<std::mutex> lock(group_->mutex);
-    ThreadGroup::Call& mine = call();
-    if (!mine.complete()) {  // its buffers may be gone when the others come
-      group_->fail(
-          fmt::format("rank {} has left {} before its end", rank_, name_of(mine.collective)));
-    }
-    if (++mine.left == static_cast<int>(mine.members.size())) {
-      group_->calls.erase(sequence_);
-    }
-  }
-
-  bool done() override {
-    const std::lock_guard<std::mutex> lock(group_->mutex);
-    return over();
-  }
-
-  void wait() override {
-    std::unique_lock<std::mutex> lock(group_->mutex);
-    if (!patient_wait(group_->changed, lock, timeout_, [this] { return over(); })) {
-      throw TimeoutError(
-          fmt::format("rank {}: {} did not end in {} s; ranks that have not joined: {}", rank_,
-                      name_of(call().collective), timeout_, fmt::join(missing(), ", ")));
-    }
-  }
-
- private:
-  ThreadGroup::Call& call() { return group_->calls.at(sequence_); }
-
-  bool over() {
-    if (call().complete()) {
-      return true;
-    }
-    if (!group_->failure.empty()) {
-      throw CommError(
-          fmt::format("rank {}: {}: {}", rank_, name_of(call().collective), group_->failure));
-    }
-    return false;
-  }
-
-  std::vector<int> missing() {
-    std::vector<int> ranks;
-    for (size_t rank = 0; rank < call().members.size(); ++rank) {
-      if (!call().members[rank].joined) {
-        ranks.push_back(static_cast<int>(rank));
+  std::set<int> missing() const {
+    std::set<int> ranks;
+    for (const Message& message : messages_) {
+      if (is_open(message)) {
+        ranks.insert(world_ranks_[message.peer]);
       }
     }
     return ranks;
   }
+  /// Throws CommError where the ends of a letter, of which `message` came last, are not of one
+  /// operation.
+  void check_ends(const ThreadGroup::Letter& letter, const Message& message) {
+    const Communicator::Operation& first = *letter.first;
+    const int mine = world_ranks_[rank_];
+    if (operation_.collective == Collective::messages) {
+      if (letter.sent->bytes != letter.taken->bytes) {
+        const int peer = world_ranks_[message.peer];
+        group_->fail(fmt::format("message {}: rank {} sends {} bytes, rank {} receives {}",
+                                 message.number, message.sends ? mine : peer, letter.sent->bytes,
+                                 message.sends ? peer : mine, letter.taken->bytes));
+      }
+    } else if (first.collective != operation_.collective || first.bytes != operation_.bytes ||
+               first.root != operation_.root) {
+      group_->fail(fmt::format(
+          "collective {}: rank {} calls {} of {} bytes where others call {} of {} bytes",
+          operation_.sequence, mine, operation_.name(), operation_.bytes, first.name(),
+          first.bytes));
+    }
+    check_failure();
+  }
+  void check_failure() {
+    if (!group_->failure.empty()) {
+      throw CommError(fmt::format("rank {}: {}: {}", world_ranks_[rank_], words_, group_->failure));
+    }
+  }
 
   std::shared_ptr<ThreadGroup> group_;
-  uint64_t sequence_;
+  Communicator::Operation operation_;
+  std::string words_;
   int rank_;
-  double timeout_;
+  WorldRanks world_ranks_;
+  double timeout_ = 0;
+  std::vector<Message> messages_;
+  size_t joined_ = 0;
 };
 
 class ThreadCommunicator final : public Communicator {
@@ -284,40 +249,10 @@ class ThreadCommunicator final : public Communicator {
 
   Work start(const Operation& operation) override {
     const bool moves = moves_bytes(operation.stream, kind(), operation.name());
-    if (operation.collective == Collective::messages) {
-      auto messages = std::make_unique<ThreadMessages>(group_, operation, words(operation), rank(),
-                                                       world_rank(rank()), timeout());
-      messages->join([this](int peer) { return world_rank(peer); });
-      return Work(std::move(messages));
-    }
-    const std::lock_guard<std::mutex> lock(group_->mutex);
-    if (!group_->failure.empty()) {
-      throw CommError(fmt::format("rank {}: {}: {}", rank(), operation.name(), group_->failure));
-    }
-    ThreadGroup::Call& mine = group_->calls[operation.sequence];
-    if (mine.members.empty()) {
-      mine = {.collective = operation.collective,
-              .bytes = operation.bytes,
-              .root = operation.root,
-              .moves = moves,
-              .members = std::vector<ThreadGroup::Member>(static_cast<size_t>(size()))};
-    }
-    if (mine.collective != operation.collective || mine.bytes != operation.bytes ||
-        mine.root != operation.root) {
-      group_->fail(fmt::format(
-          "collective {}: rank {} calls {} of {} bytes where others call {} of {} bytes",
-          operation.sequence, rank(), operation.name(), operation.bytes, name_of(mine.collective),
-          mine.bytes));
-      throw CommError(group_->failure);
-    }
-    mine.members[static_cast<size_t>(rank())] = {true, operation.send, operation.recv};
-    if (++mine.joined == size()) {
-      if (mine.moves) {
-        copy_all(mine);
-      }
-      group_->changed.notify_all();
-    }
-    return Work(std::make_unique<ThreadWork>(group_, operation.sequence, rank(), timeout()));
+    auto work =
+        std::make_unique<ThreadWork>(group_, operation, words(operation), rank(), world_ranks());
+    work->join(size(), moves, timeout());
+    return Work(std::move(work));
   }
 
  private:

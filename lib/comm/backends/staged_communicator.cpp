@@ -1,7 +1,7 @@
 // Memory of a GPU through host memory, for communicators that move only that.
 
-#include <list>
 #include <utility>
+#include <vector>
 
 #include "comm/backends/backends.h"
 #include "comm/relayed_work.h"
@@ -9,12 +9,6 @@
 
 namespace fp8train {
 namespace {
-
-/// Host memory of one operation, reused by the next of the same size.
-struct Staging {
-  std::vector<std::byte> send, recv;
-  bool in_use = false;
-};
 
 class StagedCommunicator final : public Communicator {
  public:
@@ -44,7 +38,8 @@ class StagedCommunicator final : public Communicator {
     if (operation.stream.kind() == DeviceKind::meta) {
       return {};
     }
-    Staging& memory = free_staging(operation.send_bytes(size()), operation.recv_bytes(size()));
+    auto& memory = relays_.find(operation.send_bytes(size()), operation.recv_bytes(size()),
+                                [](size_t bytes) { return std::vector<std::byte>(bytes); });
     const RelayedOperation relayed(on_host, size(), memory.send.data(), memory.recv.data());
     for (const RelayedPart& part : relayed.sent()) {
       device_->copy_to_host(part.relay, part.data, part.bytes);
@@ -62,20 +57,10 @@ class StagedCommunicator final : public Communicator {
   const char* kind() const override { return "staged"; }
 
  private:
-  Staging& free_staging(size_t send_bytes, size_t recv_bytes) {
-    for (Staging& memory : staging_) {
-      if (!memory.in_use && memory.send.size() >= send_bytes && memory.recv.size() >= recv_bytes) {
-        return memory;
-      }
-    }
-    return staging_.emplace_back(Staging{.send = std::vector<std::byte>(send_bytes),
-                                         .recv = std::vector<std::byte>(recv_bytes)});
-  }
-
   std::unique_ptr<Communicator> owned_host_;
   Communicator* host_;
   Device* device_;
-  std::list<Staging> staging_;
+  RelayPool<std::vector<std::byte>> relays_;
 };
 
 }  // namespace

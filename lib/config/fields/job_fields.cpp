@@ -6,7 +6,6 @@
 #include <string>
 
 #include "base/screen.h"
-#include "base/shell_word.h"
 #include "base/text.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"

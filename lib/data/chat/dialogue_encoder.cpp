@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/error_prefix.h"
+#include "base/key_error.h"
 #include "data/ordered_tasks.h"
 
 namespace fp8train {

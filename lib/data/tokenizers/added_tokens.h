@@ -11,9 +11,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/not_copied.h"
 #include "data/tokenizers/json_part.h"
-#include "data/tokenizers/normalizers.h"
 #include "data/tokenizers/text_matcher.h"
+#include "data/tokenizers/text_parts.h"
 
 namespace fp8train::tokenizers {
 
@@ -33,7 +34,7 @@ struct AddedToken {
 std::vector<AddedToken> read_added_tokens(const JsonPart& part, size_t known);
 
 /// Finds one kind of added tokens, those of normalized or those of raw text. Immutable.
-class AddedTokenFinder {
+class AddedTokenFinder : NotCopied {
  public:
   using TextSink = std::function<void(std::string_view text, bool at_start)>;
   using TokenSink = std::function<void(int32_t id)>;
@@ -43,8 +44,6 @@ class AddedTokenFinder {
   /// `where`.
   AddedTokenFinder(const std::vector<AddedToken>& all, bool normalized,
                    const Normalizer& normalizer, const std::string& where);
-  AddedTokenFinder(const AddedTokenFinder&) = delete;
-  AddedTokenFinder& operator=(const AddedTokenFinder&) = delete;
 
   /// Calls text() for each text between tokens (never empty) and token() for each token, in order.
   /// `at_start` is passed on to the text that begins where `whole` begins.

@@ -1,5 +1,3 @@
-#include "data/tokenizers/normalizers.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 #include <vector>
 
 #include "data/tokenizers/regex.h"
+#include "data/tokenizers/text_parts.h"
 #include "data/tokenizers/unicode.h"
 
 namespace fp8train::tokenizers {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/not_copied.h"
 #include "data/utf8.h"
 
 namespace fp8train::tokenizers {
@@ -87,7 +88,7 @@ std::string pcre2_message(int code) {
 }
 
 /// The memory of a thread for matches.
-struct MatchMemory {
+struct MatchMemory : NotCopied {
   pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
   pcre2_match_context* context = pcre2_match_context_create(nullptr);
   pcre2_jit_stack* stack = pcre2_jit_stack_create(kJitStackStart, kJitStackMost, nullptr);
@@ -98,8 +99,6 @@ struct MatchMemory {
     pcre2_match_context_free(context);
     pcre2_match_data_free(data);
   }
-  MatchMemory(const MatchMemory&) = delete;
-  MatchMemory& operator=(const MatchMemory&) = delete;
 };
 
 /// A pattern may forbid it, (*NO_JIT), and its compilation succeeds all the same.
@@ -110,7 +109,7 @@ bool has_machine_code(const pcre2_code* code) {
 
 }  // namespace
 
-struct Regex::Code {
+struct Regex::Code : NotCopied {
   pcre2_code* code;
   bool compiled;  ///< to machine code
   std::string where;
@@ -119,8 +118,6 @@ struct Regex::Code {
       : code(made),
         compiled(pcre2_jit_compile(made, PCRE2_JIT_COMPLETE) == 0 && has_machine_code(made)),
         where(std::move(name)) {}
-  Code(const Code&) = delete;
-  Code& operator=(const Code&) = delete;
   ~Code() { pcre2_code_free(code); }
 };
 

@@ -22,6 +22,15 @@ namespace {
 
 constexpr size_t kHeadBytes = 4096;
 
+/// A kind of tokenizer files, and the functions that recognize and open them.
+struct TokenizerKind {
+  std::string_view files;  ///< what such a file is called, for messages
+  bool (*recognizes)(const TokenizerProbe& probe);
+  std::unique_ptr<Tokenizer> (*open)(const TokenizerProbe& probe);
+  bool takes_pattern = false;
+};
+
+/// In the order in which files are tried.
 const TokenizerKind kKinds[] = {
     {"tokenizer.json",
      [](const TokenizerProbe& probe) { return probe.path.extension() == ".json"; },
@@ -32,10 +41,6 @@ const TokenizerKind kKinds[] = {
 constexpr const char* kFolderFiles[] = {"tokenizer.json", "tokenizer.model"};
 
 }  // namespace
-
-std::span<const TokenizerKind> tokenizer_kinds() {
-  return kKinds;
-}
 
 std::span<const char* const> tokenizer_file_names() {
   return kFolderFiles;
@@ -146,7 +151,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::strin
     probe.head.resize(std::min<uint64_t>(file.size(), tokenizers::kHeadBytes));
     file.read(0, probe.head.data(), probe.head.size());
   }
-  for (const tokenizers::TokenizerKind& kind : tokenizers::tokenizer_kinds()) {
+  for (const tokenizers::TokenizerKind& kind : tokenizers::kKinds) {
     if (kind.recognizes(probe)) {
       if (!pattern.empty() && !kind.takes_pattern) {
         throw DataError(
@@ -161,9 +166,8 @@ std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::strin
       return opened;
     }
   }
-  throw DataError(
-      fmt::format("{}: not a tokenizer file that is known (expected {})", path.string(),
-                  joined(tokenizers::tokenizer_kinds(), &tokenizers::TokenizerKind::files)));
+  throw DataError(fmt::format("{}: not a tokenizer file that is known (expected {})", path.string(),
+                              joined(tokenizers::kKinds, &tokenizers::TokenizerKind::files)));
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,

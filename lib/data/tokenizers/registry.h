@@ -19,17 +19,6 @@ struct TokenizerProbe {
   std::string pattern;  ///< as in open_tokenizer
 };
 
-/// A kind of tokenizer files, and the functions that recognize and open them.
-struct TokenizerKind {
-  std::string_view files;  ///< what such a file is called, for messages
-  bool (*recognizes)(const TokenizerProbe& probe);
-  std::unique_ptr<Tokenizer> (*open)(const TokenizerProbe& probe);
-  bool takes_pattern = false;
-};
-
-/// Returns all kinds, in the order in which files are tried.
-std::span<const TokenizerKind> tokenizer_kinds();
-
 /// Returns the names of the files that a model folder may hold a tokenizer in, in the order in
 /// which they are looked for.
 std::span<const char* const> tokenizer_file_names();

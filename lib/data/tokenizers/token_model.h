@@ -9,27 +9,21 @@
 #include <utility>
 #include <vector>
 
+#include "base/not_copied.h"
 #include "data/tokenizers/json_part.h"
 
 namespace fp8train::tokenizers {
 
 /// A model with its vocabulary.
-class TokenModel {
+class TokenModel : NotCopied {
  public:
   /// Caches and buffers, for one thread at a time.
-  class Scratch {
+  class Scratch : NotCopied {
    public:
     virtual ~Scratch() = default;
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
-
-   protected:
-    Scratch() = default;
   };
 
   virtual ~TokenModel() = default;
-  TokenModel(const TokenModel&) = delete;
-  TokenModel& operator=(const TokenModel&) = delete;
 
   /// Makes the state of one thread.
   virtual std::unique_ptr<Scratch> make_scratch() const = 0;

@@ -143,10 +143,9 @@ void publish(const fs::path& partial, const fs::path& published) {
 /// Asks the system to drop what it holds of a flushed file in memory, so that the next read comes
 /// from the disk. It may refuse (a file system in memory has no disk).
 void forget_cached(const fs::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor >= 0) {
-    ::posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
-    ::close(descriptor);
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.is_open()) {
+    ::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
   }
 }
 

@@ -99,13 +99,11 @@ Holder read_holder(int descriptor) {
 
 /// Returns nothing where there is no such file.
 std::optional<Holder> read_holder(const std::filesystem::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (descriptor < 0) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!file.is_open()) {
     return errno == ENOENT ? std::nullopt : std::optional(Holder{});
   }
-  const Holder holder = read_holder(descriptor);
-  ::close(descriptor);
-  return holder;
+  return read_holder(file.get());
 }
 
 bool write_holder(int descriptor, const Holder& holder) {
@@ -120,16 +118,15 @@ bool write_holder(int descriptor, const Holder& holder) {
 }
 
 /// Creates a file, or opens it where `flags` let it be there. Throws DeviceError.
-int create(const std::filesystem::path& path, int flags) {
-  const int descriptor =
-      ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | flags, 0644);
-  if (descriptor < 0 && !(errno == EEXIST && (flags & O_EXCL) != 0)) {
+Descriptor create(const std::filesystem::path& path, int flags) {
+  Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | flags, 0644));
+  if (!file.is_open() && !(errno == EEXIST && (flags & O_EXCL) != 0)) {
     throw DeviceError(
         fmt::format("cannot create {}: {}; choose an output directory in a folder that can be "
                     "written to",
                     path.string(), std::strerror(errno)));
   }
-  return descriptor;
+  return file;
 }
 
 /// `removable`: the file to remove where the holder may be over; empty: it is alive.
@@ -141,7 +138,12 @@ int create(const std::filesystem::path& path, int flags) {
       removable.empty() ? "" : fmt::format(", or remove {} if that run is over", removable)));
 }
 
-std::string taken_over(const std::filesystem::path& directory, const Holder& holder) {
+/// Returns a note for the log. Refuses a holder that is alive, or may be.
+std::string take_over(const std::filesystem::path& directory, const Holder& holder,
+                      const std::filesystem::path& removable) {
+  if (!is_over(holder, this_process())) {
+    refuse(directory, holder, removable.string());
+  }
   return fmt::format("the previous run in {} did not end cleanly; its lock ({}) was taken over",
                      directory.string(), describe(holder));
 }
@@ -218,7 +220,6 @@ RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / kLo
         "{}; choose an output directory in a folder that can be written to", error.what()));
   }
   descriptor_ = create(path_, 0);
-  const int kernels = descriptor_;
   try {
     if (lock_by_kernel(directory)) {
       write_name();
@@ -226,24 +227,19 @@ RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / kLo
     } else {
       is_kernels_ = false;
       path_ += kFileLock;
-      descriptor_ = -1;
+      const Descriptor kernels = std::move(descriptor_);
       lock_by_file(directory);
       write_name();
-      check_kernels(directory, kernels);
+      check_kernels(directory, kernels.get());
     }
   } catch (const Error&) {
     if (is_named_) {
       release();
     }
-    if (!is_kernels_ && descriptor_ >= 0) {
+    if (!is_kernels_ && descriptor_.is_open()) {
       ::unlink(path_.c_str());
-      ::close(descriptor_);
     }
-    ::close(kernels);
     throw;
-  }
-  if (!is_kernels_) {
-    ::close(kernels);
   }
 }
 
@@ -252,7 +248,7 @@ RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / kLo
 void RunLock::write_name() {
   struct stat own = {};
   is_named_ = true;
-  if (::fstat(descriptor_, &own) != 0 || !write_holder(descriptor_, this_process())) {
+  if (::fstat(descriptor_.get(), &own) != 0 || !write_holder(descriptor_.get(), this_process())) {
     throw DeviceError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
   }
   device_ = own.st_dev;
@@ -263,32 +259,29 @@ void RunLock::write_name() {
 bool RunLock::lock_by_kernel(const std::filesystem::path& directory) {
   int result = 0;
   do {
-    result = ::flock(descriptor_, LOCK_EX | LOCK_NB);
+    result = ::flock(descriptor_.get(), LOCK_EX | LOCK_NB);
   } while (result != 0 && errno == EINTR);
   const bool is_held = result != 0 && errno == EWOULDBLOCK;
-  const Holder holder = read_holder(descriptor_);
+  const Holder holder = read_holder(descriptor_.get());
   if (is_held) {
     refuse(directory, holder, "");
   }
   if (result == 0 && !holder.host.empty()) {
-    if (!is_over(holder, this_process())) {
-      refuse(directory, holder, path_.string());
-    }
-    warning_ = taken_over(directory, holder);
+    warning_ = take_over(directory, holder, path_);
   }
   return result == 0;
 }
 
 void RunLock::lock_by_file(const std::filesystem::path& directory) {
   constexpr int kAttempts = 3;  // others may try at the same time
-  for (int attempt = 0; descriptor_ < 0; ++attempt) {
+  for (int attempt = 0; !descriptor_.is_open(); ++attempt) {
     descriptor_ = create(path_, O_EXCL);
-    if (descriptor_ < 0) {
+    if (!descriptor_.is_open()) {
       const Holder holder = read_holder(path_).value_or(Holder{});
-      if (!is_over(holder, this_process()) || attempt == kAttempts) {
+      if (attempt == kAttempts) {
         refuse(directory, holder, path_.string());
       }
-      warning_ = taken_over(directory, holder);
+      warning_ = take_over(directory, holder, path_);
       remove_stale(path_, holder);
     }
   }
@@ -298,10 +291,7 @@ void RunLock::lock_by_file(const std::filesystem::path& directory) {
 void RunLock::check_file(const std::filesystem::path& directory) {
   const std::filesystem::path file = path_.string() + kFileLock;
   if (const std::optional<Holder> holder = read_holder(file)) {
-    if (!is_over(*holder, this_process())) {
-      refuse(directory, *holder, file.string());
-    }
-    warning_ = taken_over(directory, *holder);
+    warning_ = take_over(directory, *holder, file);
     remove_stale(file, *holder);
   }
 }
@@ -313,10 +303,7 @@ void RunLock::check_kernels(const std::filesystem::path& directory, int descript
   if (holder.host.empty()) {
     return;
   }
-  if (!is_over(holder, this_process())) {
-    refuse(directory, holder, (directory / kLock).string());
-  }
-  warning_ = taken_over(directory, holder);
+  warning_ = take_over(directory, holder, directory / kLock);
   [[maybe_unused]] const int ignored = ::ftruncate(descriptor, 0);
 }
 
@@ -338,7 +325,7 @@ bool RunLock::is_lost() const {
 void RunLock::release() const {
   // Emptied, not removed: another run may have opened this very file already.
   if (is_kernels_) {
-    [[maybe_unused]] const int ignored = ::ftruncate(descriptor_, 0);
+    [[maybe_unused]] const int ignored = ::ftruncate(descriptor_.get(), 0);
   }
 }
 
@@ -347,7 +334,6 @@ RunLock::~RunLock() {
   if (!is_kernels_ && !is_lost()) {
     ::unlink(path_.c_str());
   }
-  ::close(descriptor_);
 }
 
 }  // namespace fp8train

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "io/metrics.h"
 
 namespace fp8train {
@@ -67,8 +68,6 @@ class RunLock {
   /// over only by the same Slurm job. Throws DeviceError when the file cannot be made or written.
   explicit RunLock(const std::filesystem::path& directory);
   ~RunLock();
-  RunLock(const RunLock&) = delete;
-  RunLock& operator=(const RunLock&) = delete;
 
   /// Lets go of the kernel's file, so that it names no holder, for a process that will not destroy
   /// the object. The kernel's lock stays until the end of the process. The file `run.lock.held`
@@ -92,7 +91,7 @@ class RunLock {
   void check_kernels(const std::filesystem::path& directory, int descriptor);
 
   std::filesystem::path path_;
-  int descriptor_ = -1;
+  Descriptor descriptor_;
   bool is_kernels_ = true;  ///< false: the file is the lock
   bool is_named_ = false;   ///< the file has this process's name, or part of it
   dev_t device_ = 0;        ///< of the file

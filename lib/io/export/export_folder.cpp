@@ -25,7 +25,6 @@
 #include "io/hf_config.h"
 #include "io/model_source.h"
 #include "io/safetensors/safetensors.h"
-#include "model/families/config_value.h"
 #include "model/families/family.h"
 #include "numeric/dtype.h"
 #include "tensor/tensor_format.h"
@@ -33,19 +32,15 @@
 namespace fp8train {
 namespace {
 
-ConfigValue::List list_of(const std::vector<std::string>& names) {
-  return {names.begin(), names.end()};
-}
+using Json = nlohmann::ordered_json;
 
 ConfigObject fine_grained(const std::vector<std::string>& plain_modules) {
   constexpr int64_t kBlock = 128;
-  ConfigObject config;
-  set(config, "quant_method", "fp8");
-  set(config, "fmt", "e4m3");
-  set(config, "activation_scheme", "dynamic");
-  set(config, "weight_block_size", ConfigValue::List{kBlock, kBlock});
-  set(config, "modules_to_not_convert", list_of(plain_modules));
-  return config;
+  return {{"quant_method", "fp8"},
+          {"fmt", "e4m3"},
+          {"activation_scheme", "dynamic"},
+          {"weight_block_size", {kBlock, kBlock}},
+          {"modules_to_not_convert", plain_modules}};
 }
 
 /// How compressed-tensors (neuralmagic/compressed-tensors: src/compressed_tensors/quantization)
@@ -67,12 +62,10 @@ constexpr CompressedWeights kCompressed[] = {
 
 ConfigObject arguments_of(const CompressedWeights& weights, std::string_view strategy,
                           bool dynamic) {
-  ConfigObject values;
-  set(values, "num_bits", static_cast<int64_t>(facts_of(weights.code).bits));
-  set(values, "type", weights.type);
-  set(values, "strategy", strategy);
+  ConfigObject values = {
+      {"num_bits", facts_of(weights.code).bits}, {"type", weights.type}, {"strategy", strategy}};
   if (!weights.scale_dtype.empty()) {
-    set(values, "group_size", static_cast<int64_t>(weights.block.columns));
+    set(values, "group_size", weights.block.columns);
     set(values, "scale_dtype", weights.scale_dtype);
   }
   set(values, "symmetric", true);
@@ -82,24 +75,21 @@ ConfigObject arguments_of(const CompressedWeights& weights, std::string_view str
 
 ConfigObject compressed_tensors(const CompressedWeights& weights,
                                 const std::vector<std::string>& plain_modules) {
-  const bool by_token = weights.scale_dtype.empty();
-  ConfigObject group;
-  set(group, "targets", ConfigValue::List{"Linear"});
-  set(group, "weights", arguments_of(weights, weights.strategy, false));
-  set(group, "input_activations",
-      by_token ? ConfigValue(arguments_of(weights, "token", true)) : ConfigValue());
-  set(group, "output_activations", ConfigValue());
-  set(group, "format", weights.format);
-  ConfigObject groups;
-  set(groups, "group_0", group);
-  ConfigObject config;
-  set(config, "quant_method", "compressed-tensors");
-  set(config, "format", weights.format);
-  set(config, "quantization_status", "compressed");
-  set(config, "config_groups", groups);
-  set(config, "ignore", list_of(plain_modules));
-  set(config, "kv_cache_scheme", ConfigValue());
-  return config;
+  ConfigObject inputs;  // null where activations stay as they are
+  if (weights.scale_dtype.empty()) {
+    inputs = arguments_of(weights, "token", true);
+  }
+  const ConfigObject group = {{"targets", Json::array({"Linear"})},
+                              {"weights", arguments_of(weights, weights.strategy, false)},
+                              {"input_activations", inputs},
+                              {"output_activations", nullptr},
+                              {"format", weights.format}};
+  return {{"quant_method", "compressed-tensors"},
+          {"format", weights.format},
+          {"quantization_status", "compressed"},
+          {"config_groups", {{"group_0", group}}},
+          {"ignore", plain_modules},
+          {"kv_cache_scheme", nullptr}};
 }
 
 /// Returns the object for weights in `format`: e4m3 in 128x128 is quant_method "fp8" with
@@ -125,7 +115,6 @@ ConfigObject quantization_config(const TensorFormat& format,
 }
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 /// Copies the tokenizer, and the files that belong to it and to the model.
 void copy_companions(const fs::path& from, const fs::path& to, ExportReport& report) {

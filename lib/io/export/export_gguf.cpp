@@ -12,8 +12,8 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <variant>
 
+#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/math.h"
 #include "data/chat/chat_template.h"
@@ -24,11 +24,46 @@
 #include "model/families/family.h"
 #include "model/families/hf_fields.h"
 #include "model/rotary.h"
+#include "numeric/dtype.h"
 
 namespace fp8train {
 namespace {
 
 constexpr const char* kRopeFactors = "rope_freqs.weight";
+
+constexpr uint32_t kVersion = 3;
+constexpr uint64_t kAlignment = 32;  // general.alignment is 32 where no key says otherwise
+
+struct GgufTypeFacts {
+  GgufType type;
+  int64_t file_type;  ///< number of a file whose matrices have the type (llama.cpp: llama_ftype)
+  std::optional<DType> dtype;  ///< type of an element; none: blocks of a row have a scale
+  int64_t block;               ///< elements
+  uint64_t block_bytes;
+};
+constexpr GgufTypeFacts kTypes[] = {{GgufType::f32, 0, DType::f32, 1, 4},
+                                    {GgufType::f16, 1, DType::f16, 1, 2},
+                                    {GgufType::q8_0, 7, {}, 32, 34},
+                                    {GgufType::bf16, 32, DType::bf16, 1, 2}};
+
+const GgufTypeFacts& facts_of(GgufType type) {
+  return *std::ranges::find(kTypes, type, &GgufTypeFacts::type);
+}
+
+struct GgufTensor {
+  std::string name;
+  std::vector<int64_t> shape;  ///< row-major; the file has the last extent first
+  GgufType type = GgufType::f32;
+
+  /// Returns the bytes in the file.
+  uint64_t bytes() const {
+    const GgufTypeFacts& facts = facts_of(type);
+    check(shape.back() % facts.block == 0, "rows are not multiples of the type's blocks");
+    const int64_t count =
+        std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+    return static_cast<uint64_t>(count / facts.block) * facts.block_bytes;
+  }
+};
 
 GgufType type_of(const HfPiece& piece, const std::vector<int64_t>& shape, GgufType type) {
   if (shape.size() == 1 || piece.gguf_is_f32) {
@@ -93,14 +128,6 @@ std::string architecture_of(const ModelSource& model, const ModelConfig& config,
   return architecture;
 }
 
-constexpr uint32_t kVersion = 3;
-constexpr uint64_t kAlignment = 32;  // general.alignment is 32 where no key says otherwise
-
-constexpr GgufTypeFacts kTypes[] = {{GgufType::f32, 0, DType::f32, 1, 4},
-                                    {GgufType::f16, 1, DType::f16, 1, 2},
-                                    {GgufType::q8_0, 7, {}, 32, 34},
-                                    {GgufType::bf16, 32, DType::bf16, 1, 2}};
-
 /// Types of values (ggml: gguf_type).
 enum class ValueType : uint32_t { u32 = 4, i32 = 5, f32 = 6, boolean = 7, text = 8, list = 9 };
 
@@ -119,39 +146,41 @@ void append_type(std::string& to, ValueType type) {
   append(to, static_cast<uint32_t>(type));
 }
 
-void append_list(std::string& to, const ConfigValue::List& list) {
+void append_list(std::string& to, const ConfigObject& list) {
   append_type(to, ValueType::list);
-  const bool whole = !list.empty() && std::holds_alternative<int64_t>(list.front().data());
-  const bool number = !list.empty() && std::holds_alternative<double>(list.front().data());
+  const bool whole = !list.empty() && list.front().is_number_integer();
+  const bool number = !list.empty() && list.front().is_number_float();
   append_type(to, whole ? ValueType::i32 : number ? ValueType::f32 : ValueType::text);
   append(to, static_cast<uint64_t>(list.size()));
-  for (const ConfigValue& value : list) {
+  for (const ConfigObject& value : list) {
     if (whole) {
-      append(to, static_cast<int32_t>(std::get<int64_t>(value.data())));
+      append(to, value.get<int32_t>());
     } else if (number) {
-      append(to, static_cast<float>(std::get<double>(value.data())));
+      append(to, value.get<float>());
     } else {
-      append_text(to, std::get<std::string>(value.data()));
+      append_text(to, value.get_ref<const std::string&>());
     }
   }
 }
 
-void append_value(std::string& to, const ConfigValue& value) {
-  if (const auto* flag = std::get_if<bool>(&value.data())) {
+/// Whole numbers become uint32, or int32 in lists, others float32; an empty list is one of texts.
+void append_value(std::string& to, const ConfigObject& value) {
+  if (value.is_boolean()) {
     append_type(to, ValueType::boolean);
-    append(to, static_cast<uint8_t>(*flag));
-  } else if (const auto* whole = std::get_if<int64_t>(&value.data())) {
-    check(std::in_range<uint32_t>(*whole), "a number of a GGUF file does not fit into 32 bits");
+    append(to, static_cast<uint8_t>(value.get<bool>()));
+  } else if (value.is_number_integer()) {
+    check(std::in_range<uint32_t>(value.get<int64_t>()),
+          "a number of a GGUF file does not fit into 32 bits");
     append_type(to, ValueType::u32);
-    append(to, static_cast<uint32_t>(*whole));
-  } else if (const auto* number = std::get_if<double>(&value.data())) {
+    append(to, value.get<uint32_t>());
+  } else if (value.is_number_float()) {
     append_type(to, ValueType::f32);
-    append(to, static_cast<float>(*number));
-  } else if (const auto* text = std::get_if<std::string>(&value.data())) {
+    append(to, value.get<float>());
+  } else if (value.is_string()) {
     append_type(to, ValueType::text);
-    append_text(to, *text);
+    append_text(to, value.get_ref<const std::string&>());
   } else {
-    append_list(to, std::get<ConfigValue::List>(value.data()));
+    append_list(to, value);
   }
 }
 
@@ -160,9 +189,9 @@ std::string header_of(const ConfigObject& metadata, const std::vector<GgufTensor
   append(header, kVersion);
   append(header, static_cast<uint64_t>(tensors.size()));
   append(header, static_cast<uint64_t>(metadata.size()));
-  for (const ConfigEntry& entry : metadata) {
-    append_text(header, entry.key);
-    append_value(header, entry.value);
+  for (const auto& [key, value] : metadata.items()) {
+    append_text(header, key);
+    append_value(header, value);
   }
   uint64_t offset = 0;
   for (const GgufTensor& tensor : tensors) {
@@ -176,18 +205,6 @@ std::string header_of(const ConfigObject& metadata, const std::vector<GgufTensor
     offset += round_up(tensor.bytes(), kAlignment);
   }
   return header;
-}
-
-ConfigValue::List ints_of(const std::vector<TokenType>& types) {
-  ConfigValue::List list;
-  for (const TokenType type : types) {
-    list.emplace_back(static_cast<int64_t>(type));
-  }
-  return list;
-}
-
-ConfigValue::List texts_of(const std::vector<std::string>& texts) {
-  return {texts.begin(), texts.end()};
 }
 
 /// Tokens of the model that the tokenizer lacks are unused.
@@ -205,16 +222,12 @@ void add_table(const TokenTable& table, ConfigObject& metadata) {
   const bool scored = table.kind == TokenTableKind::scored;
   set(metadata, "tokenizer.ggml.model", scored ? "llama" : "gpt2");
   set(metadata, "tokenizer.ggml.pre", table.pre.empty() ? "default" : table.pre);
-  set(metadata, "tokenizer.ggml.tokens", texts_of(table.tokens));
-  set(metadata, "tokenizer.ggml.token_type", ints_of(table.types));
+  set(metadata, "tokenizer.ggml.tokens", table.tokens);
+  set(metadata, "tokenizer.ggml.token_type", table.types);
   if (scored) {
-    ConfigValue::List scores;
-    for (const float score : table.scores) {
-      scores.emplace_back(static_cast<double>(score));
-    }
-    set(metadata, "tokenizer.ggml.scores", std::move(scores));
+    set(metadata, "tokenizer.ggml.scores", table.scores);
   } else {
-    set(metadata, "tokenizer.ggml.merges", texts_of(table.merges));
+    set(metadata, "tokenizer.ggml.merges", table.merges);
   }
   set(metadata, "tokenizer.ggml.add_space_prefix", table.adds_space);
   if (table.unknown >= 0) {
@@ -236,110 +249,10 @@ void add_ends(const ModelSource& model, const Tokenizer& tokenizer, ConfigObject
   set(metadata, "tokenizer.ggml.add_eos_token", false);
 }
 
-}  // namespace
-
-GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to, GgufType type) {
-  const ModelConfig config = completed(model.config.model);
-  const ModelFamily* family = standard_family(config);
-  const std::string architecture = architecture_of(model, config, family);
-  GgufReport report;
-  ConfigObject metadata;
-  set(metadata, "general.architecture", architecture);
-  set(metadata, "general.type", "model");
-  set(metadata, "general.name", to.stem().string());
-  set(metadata, "general.file_type", facts_of(type).file_type);
-  set(metadata, "general.quantization_version", int64_t{2});
-  ConfigObject sizes;
-  family->write_gguf(config, sizes);
-  for (ConfigEntry& entry : sizes) {
-    metadata.push_back({architecture + "." + entry.key, std::move(entry.value)});
-  }
-  if (config.sliding_window > 0) {
-    report.notes.push_back(
-        fmt::format("the model's window of {} tokens is not written; context_length is {}",
-                    config.sliding_window, longest_sequence(config)));
-  }
-  add_gguf_tokenizer(model, metadata, report.notes);
-  const std::vector<ModelTensor> contents = tensors_of(model, *family, report.notes);
-
-  std::vector<GgufTensor> tensors;
-  const std::vector<float> factors = rope_factors(config);
-  if (!factors.empty()) {
-    tensors.push_back({kRopeFactors, {static_cast<int64_t>(factors.size())}, GgufType::f32});
-  }
-  for (const ModelTensor& tensor : contents) {
-    tensors.push_back(described(tensor, type));
-  }
-  for (const GgufTensor& tensor : tensors) {
-    report.bytes += tensor.bytes();
-  }
-  report.tensors = contents.size();
-  GgufWriter writer(to, metadata, tensors);
-  if (!factors.empty()) {
-    writer.write(factors.data());
-  }
-  const bool neighbours = family->gguf_has_neighbour_rope();
-  for (const ModelTensor& tensor : contents) {
-    const GgufTensor target = described(tensor, type);
-    const bool is_there = model.source.find(tensor.piece.name) != nullptr;
-    const std::vector<float> values =  // zeros for a tensor that the model lacks
-        is_there ? model.read_rows(tensor, neighbours)
-                 : std::vector<float>(static_cast<size_t>(tensor.shape[0]), 0.0F);
-    const std::optional<DType> dtype = facts_of(target.type).dtype;
-    const std::vector<std::byte> bytes =
-        dtype ? encoded(values, *dtype, target.name) : encoded_q8_0(values, target.name);
-    writer.write(bytes.data());
-  }
-  writer.commit();
-  return report;
-}
-
-const GgufTypeFacts& facts_of(GgufType type) {
-  for (const GgufTypeFacts& facts : kTypes) {
-    if (facts.type == type) return facts;
-  }
-  throw InternalError("an unknown type of a GGUF file");
-}
-
-uint64_t GgufTensor::bytes() const {
-  const GgufTypeFacts& facts = facts_of(type);
-  check(shape.back() % facts.block == 0, "rows are not multiples of the type's blocks");
-  const int64_t count =
-      std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-  return static_cast<uint64_t>(count / facts.block) * facts.block_bytes;
-}
-
-GgufWriter::GgufWriter(const std::filesystem::path& path, const ConfigObject& metadata,
-                       std::vector<GgufTensor> tensors)
-    : file_(path), tensors_(std::move(tensors)) {
-  const std::string header = header_of(metadata, tensors_);
-  file_.write(header);
-  position_ = header.size();
-  pad();
-}
-
-void GgufWriter::pad() {
-  constexpr std::array<char, kAlignment> kZeros = {};
-  const uint64_t missing = round_up(position_, kAlignment) - position_;
-  file_.write(kZeros.data(), missing);
-  position_ += missing;
-}
-
-void GgufWriter::write(const void* data) {
-  check(next_ < tensors_.size(), "more tensors than were announced");
-  const uint64_t bytes = tensors_[next_++].bytes();
-  file_.write(data, bytes);
-  position_ += bytes;
-  pad();
-}
-
-void GgufWriter::commit() {
-  check(next_ == tensors_.size(), "a tensor that was announced is missing");
-  file_.commit();
-}
-
-void add_gguf_tokenizer(const ModelSource& model, ConfigObject& metadata,
-                        std::vector<std::string>& notes) {
+/// Appends tokenizer.ggml.* and tokenizer.chat_template for the tokenizer in the model's folder,
+/// and a note for each thing that a GGUF file cannot have. Throws as export_gguf().
+void add_tokenizer(const ModelSource& model, ConfigObject& metadata,
+                   std::vector<std::string>& notes) {
   const std::string folder = model.folder.string();
   if (!tokenizers::has_tokenizer(model.folder)) {
     notes.push_back(folder + " has no tokenizer: the file has none, and takes ids only");
@@ -375,6 +288,69 @@ void add_gguf_tokenizer(const ModelSource& model, ConfigObject& metadata,
   if (std::string text = own_chat_template(*tokenizer); !text.empty()) {
     set(metadata, "tokenizer.chat_template", std::move(text));
   }
+}
+
+}  // namespace
+
+GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to, GgufType type) {
+  const ModelConfig config = completed(model.config.model);
+  const ModelFamily* family = standard_family(config);
+  const std::string architecture = architecture_of(model, config, family);
+  GgufReport report;
+  ConfigObject metadata = {{"general.architecture", architecture},
+                           {"general.type", "model"},
+                           {"general.name", to.stem().string()},
+                           {"general.file_type", facts_of(type).file_type},
+                           {"general.quantization_version", 2}};
+  ConfigObject sizes;
+  family->write_gguf(config, sizes);
+  for (const auto& [key, value] : sizes.items()) {
+    set(metadata, architecture + "." + key, value);
+  }
+  if (config.sliding_window > 0) {
+    report.notes.push_back(
+        fmt::format("the model's window of {} tokens is not written; context_length is {}",
+                    config.sliding_window, longest_sequence(config)));
+  }
+  add_tokenizer(model, metadata, report.notes);
+  const std::vector<ModelTensor> contents = tensors_of(model, *family, report.notes);
+
+  std::vector<GgufTensor> tensors;
+  const std::vector<float> factors = rope_factors(config);
+  if (!factors.empty()) {
+    tensors.push_back({kRopeFactors, {static_cast<int64_t>(factors.size())}, GgufType::f32});
+  }
+  for (const ModelTensor& tensor : contents) {
+    tensors.push_back(described(tensor, type));
+  }
+  for (const GgufTensor& tensor : tensors) {
+    report.bytes += tensor.bytes();
+  }
+  report.tensors = contents.size();
+  AtomicFile file(to);
+  const auto put = [&](const void* data, uint64_t bytes) {
+    constexpr std::array<char, kAlignment> kZeros = {};
+    file.write(data, bytes);
+    file.write(kZeros.data(), round_up(bytes, kAlignment) - bytes);
+  };
+  const std::string header = header_of(metadata, tensors);
+  put(header.data(), header.size());
+  if (!factors.empty()) {
+    put(factors.data(), tensors.front().bytes());
+  }
+  for (const ModelTensor& tensor : contents) {
+    const GgufTensor target = described(tensor, type);
+    const bool is_there = model.source.find(tensor.piece.name) != nullptr;
+    const std::vector<float> values =  // zeros for a tensor that the model lacks
+        is_there ? model.read_rows(tensor, family->gguf_has_neighbour_rope())
+                 : std::vector<float>(static_cast<size_t>(tensor.shape[0]), 0.0F);
+    const std::optional<DType> dtype = facts_of(target.type).dtype;
+    const std::vector<std::byte> bytes =
+        dtype ? encoded(values, *dtype, target.name) : encoded_q8_0(values, target.name);
+    put(bytes.data(), target.bytes());
+  }
+  file.commit();
+  return report;
 }
 
 }  // namespace fp8train

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "model/families/hf_fields.h"
 #include "model/families/llama_like.h"
 
 namespace fp8train {
@@ -85,8 +86,7 @@ class Dots1 : public LlamaLike {
       set(out, "scoring_func", moe.score == RouterScore::softmax ? "softmax" : "sigmoid");
       set(out, "e_score_correction_bias", moe.has_bias);
       set(out, "shared_expert_intermediate_size", moe.shared_width);
-      set(out, "dense_layers",
-          ConfigValue::List(config.dense_layers.begin(), config.dense_layers.end()));
+      set(out, "dense_layers", config.dense_layers);
     } else {
       set(out, "n_shared_experts", moe.shared_width / moe.width);
       set(out, "first_k_dense_replace", static_cast<int64_t>(config.dense_layers.size()));

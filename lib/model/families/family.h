@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "model/families/config_value.h"
+#include "model/families/config_fields.h"
 #include "model/hf_names.h"
 #include "model/model_config.h"
 

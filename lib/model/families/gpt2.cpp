@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "model/families/family.h"
+#include "model/families/hf_fields.h"
 
 namespace fp8train {
 namespace {

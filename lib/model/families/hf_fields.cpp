@@ -57,7 +57,7 @@ NamedFamily family_of(const ConfigFields& fields) {
     const std::vector<std::string> names = fields.texts("architectures");
     if (names.size() != 1) {
       fields.fail(fmt::format("'architectures' is {}, not a list of one name",
-                              fields.at("architectures").text()));
+                              fields.at("architectures").dump()));
     }
     named = by_architecture(names.front());
     if (named.family == nullptr) {
@@ -127,8 +127,8 @@ std::string_view torch_name(DType dtype) {
   }
 }
 
-ConfigValue token_id(int64_t id) {
-  return id < 0 ? ConfigValue() : ConfigValue(id);
+ConfigObject token_id(int64_t id) {
+  return id < 0 ? nullptr : ConfigObject(id);
 }
 
 void read_yarn(const ConfigFields& rope, const ModelConfig& config, RopeScaling& scaling) {
@@ -206,9 +206,13 @@ void note_other_factor(const ModelConfig& config, std::vector<std::string>& note
   }
 }
 
-ConfigObject scaling_fields(const std::optional<RopeScaling>& scaling) {
+ConfigObject scaling_fields(const std::optional<RopeScaling>& scaling,
+                            std::optional<double> theta = {}) {
   ConfigObject rope;
   set(rope, "rope_type", scaling ? rope_type_name(scaling->type) : "default");
+  if (theta) {
+    set(rope, "rope_theta", *theta);
+  }
   if (!scaling) {
     return rope;
   }
@@ -282,8 +286,7 @@ ConfigObject write_hf_fields(const ModelConfig& config, DType dtype) {
   ConfigObject out;
   const std::string_view architecture =
       named.own ? family.own_architecture() : family.architecture();
-  // This is no initializer list, because GCC 12 cleans up wrongly if copying its element throws.
-  set(out, "architectures", ConfigValue::List(1, ConfigValue(architecture)));
+  out["architectures"].push_back(architecture);
   set(out, "model_type",
       fmt::format("{}{}", named.own ? kOwnPrefix : std::string_view(), family.name()));
   family.write(config, named.own, out);
@@ -335,13 +338,10 @@ void read_rope(const ConfigFields& fields, ModelConfig& config, std::vector<std:
 }
 
 void write_rope(const ModelConfig& config, ConfigObject& out) {
-  const ConfigObject scaling = scaling_fields(config.rope_scaling);
-  ConfigObject parameters = scaling;
-  parameters.insert(parameters.begin() + 1, {"rope_theta", config.rope_theta});
   set(out, "rope_theta", config.rope_theta);
-  set(out, "rope_parameters", parameters);
+  set(out, "rope_parameters", scaling_fields(config.rope_scaling, config.rope_theta));
   if (config.rope_scaling) {
-    set(out, "rope_scaling", scaling);
+    set(out, "rope_scaling", scaling_fields(config.rope_scaling));
   }
 }
 

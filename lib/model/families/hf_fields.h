@@ -4,14 +4,22 @@
 // are reported.
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
-#include "model/families/config_value.h"
+#include "model/families/config_fields.h"
 #include "model/model_config.h"
 #include "numeric/dtype.h"
 
 namespace fp8train {
+
+/// Appends the entry, or replaces the value of an entry with this key.
+inline void set(ConfigObject& object, std::string_view key, ConfigObject value) {
+  object[std::string(key)] = std::move(value);
+}
 
 struct HfConfig {
   ModelConfig model;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "model/families/hf_fields.h"
 #include "model/families/llama_like.h"
 
 namespace fp8train {

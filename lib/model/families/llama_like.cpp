@@ -177,8 +177,8 @@ MoeShape with_sizes_of(const MoeShape& shape, MoeShape routing) {
   return routing;
 }
 
-ConfigValue window_of(const ModelConfig& config) {
-  return config.sliding_window > 0 ? ConfigValue(config.sliding_window) : ConfigValue();
+ConfigObject window_of(const ModelConfig& config) {
+  return config.sliding_window > 0 ? ConfigObject(config.sliding_window) : nullptr;
 }
 
 std::vector<std::string> layer_types(const ConfigFields& fields, const ModelConfig& config) {
@@ -211,7 +211,7 @@ void read_layer_windows(const ConfigFields& fields, ModelConfig& config, bool us
       fields.fail(fmt::format(
           "'layer_types' is {}; implemented are full attention, and with 'sliding_window' windows "
           "in the last layers",
-          fields.at("layer_types").text()));
+          fields.at("layer_types").dump()));
     }
   }
   if (window > 0 && first < config.num_hidden_layers) {

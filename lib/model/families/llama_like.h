@@ -54,7 +54,7 @@ class LlamaLike : public ModelFamily {
 MoeShape with_sizes_of(const MoeShape& shape, MoeShape routing);
 
 /// The value of "sliding_window": null without windows.
-ConfigValue window_of(const ModelConfig& config);
+ConfigObject window_of(const ModelConfig& config);
 
 /// Returns layer_types, which is empty when absent. Throws CheckpointError unless it has one text
 /// for each layer.

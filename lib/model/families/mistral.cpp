@@ -1,6 +1,7 @@
 // Mistral (huggingface/transformers: src/transformers/models/mistral): Llama without biases, with a
 // window over keys in all layers.
 
+#include "model/families/hf_fields.h"
 #include "model/families/llama_like.h"
 
 namespace fp8train {

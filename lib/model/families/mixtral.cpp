@@ -1,6 +1,7 @@
 // Mixtral (huggingface/transformers: src/transformers/models/mixtral): Mistral with experts in all
 // blocks, whose inner width is "intermediate_size".
 
+#include "model/families/hf_fields.h"
 #include "model/families/llama_like.h"
 
 namespace fp8train {

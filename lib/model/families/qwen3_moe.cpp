@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "model/families/hf_fields.h"
 #include "model/families/llama_like.h"
 
 namespace fp8train {
@@ -58,8 +59,7 @@ class Qwen3Moe : public LlamaLike {
     set(out, "num_experts_per_tok", config.moe.per_token);
     set(out, "moe_intermediate_size", config.moe.width);
     set(out, "norm_topk_prob", config.moe.normalizes);
-    set(out, "mlp_only_layers",
-        ConfigValue::List(config.dense_layers.begin(), config.dense_layers.end()));
+    set(out, "mlp_only_layers", config.dense_layers);
   }
 
   bool is_standard_shape(const ModelConfig& config) const override {

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "base/error_prefix.h"
+#include "base/key_error.h"
 #include "io/safetensors/tensor_source.h"
 #include "io/strict_json.h"
 #include "nn/moe_shape.h"

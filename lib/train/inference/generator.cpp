@@ -10,7 +10,6 @@
 #include "comm/backends/backends.h"
 #include "model/linear_sites.h"
 #include "ops/pointwise/elementwise.h"
-#include "parallel/tensor_ranks.h"
 
 namespace fp8train {
 namespace {

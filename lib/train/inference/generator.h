@@ -14,7 +14,7 @@
 #include "device/arena.h"
 #include "engine/engine.h"
 #include "model/decoder.h"
-#include "parallel/whole_rows.h"
+#include "parallel/tensor_ranks.h"
 #include "train/inference/sampling.h"
 
 namespace fp8train {

@@ -1,8 +1,10 @@
 #pragma once
-// A template as a tree (Jinja 3, nodes.py).
+// A template as a tree (Jinja 3, nodes.py), and its parser (parser.py).
 
 #include <memory>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -146,5 +148,13 @@ struct Statement {
       node;
   int32_t line = 0;
 };
+
+/// Returns the names of a template's expressions, which may be those of its variables, without
+/// reading it further. Throws as parse() does.
+std::set<std::string> names_in(std::string_view source, const std::string& where);
+
+/// Returns the statements of a template of at most 1 MiB, in which expressions and statements are
+/// nested at most 100 levels deep. Throws ConfigError.
+Body parse(std::string_view source, const std::string& where);
 
 }  // namespace fp8train::jinja

@@ -259,7 +259,7 @@ Value Interpreter::evaluate(const Test& node) {
 }
 
 Value Interpreter::filter(std::string_view name, const Value& input, const Arguments& arguments) {
-  const FilterEntry* found = find_filter(name);
+  const Entry<Value>* found = find_filter(name);
   if (found == nullptr) fail(fmt::format("the filter '{}' is not supported", shown(name)));
   require_at_most(arguments, found->max_arguments, name);
   return found->function(*this, input, arguments);
@@ -273,9 +273,9 @@ void Interpreter::require_at_most(const Arguments& arguments, size_t most,
 }
 
 bool Interpreter::test(std::string_view name, const Value& input, const Arguments& arguments) {
-  const TestFunction function = find_test(name);
-  if (function == nullptr) fail(fmt::format("the test '{}' is not supported", shown(name)));
-  return function(*this, input, arguments);
+  const Entry<bool>* found = find_test(name);
+  if (found == nullptr) fail(fmt::format("the test '{}' is not supported", shown(name)));
+  return found->function(*this, input, arguments);
 }
 
 std::shared_ptr<const List> Interpreter::elements(const Value& value) {

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/not_copied.h"
 #include "data/chat/jinja/interpreter.h"
-#include "data/chat/jinja/parser.h"
 #include "data/utf8.h"
 
 namespace fp8train::jinja {
@@ -15,12 +15,10 @@ namespace {
 
 /// Sets a variable for as long as it lives.
 template <typename T>
-class Restored {
+class Restored : NotCopied {
  public:
   Restored(T& variable, T value)
       : variable_(variable), before_(std::exchange(variable, std::move(value))) {}
-  Restored(const Restored&) = delete;
-  Restored& operator=(const Restored&) = delete;
   ~Restored() { variable_ = std::move(before_); }
 
  private:

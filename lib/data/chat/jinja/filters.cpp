@@ -244,7 +244,7 @@ Value attribute(Interpreter& interpreter, const Value& input, const Arguments& a
   return interpreter.attribute(input, text_or(interpreter, arguments, 0, "name", ""));
 }
 
-constexpr FilterEntry kFilters[] = {
+constexpr Entry<Value> kFilters[] = {
     {"trim", trim, 1},
     {"upper", changed<upper>, 0},
     {"lower", changed<lower>, 0},
@@ -271,11 +271,9 @@ constexpr FilterEntry kFilters[] = {
 }  // namespace
 }  // namespace text_filters
 
-const FilterEntry* find_filter(std::string_view name) {
-  const auto& all = text_filters::kFilters;
-  const auto* found = std::find_if(std::begin(all), std::end(all),
-                                   [&](const FilterEntry& filter) { return filter.name == name; });
-  return found == std::end(all) ? find_list_filter(name) : found;
+const Entry<Value>* find_filter(std::string_view name) {
+  const auto* const found = entry_in(text_filters::kFilters, name);
+  return found == nullptr ? find_list_filter(name) : found;
 }
 
 }  // namespace fp8train::jinja

@@ -1,7 +1,9 @@
 #pragma once
 // Walks the tree of a template.
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/not_copied.h"
 #include "data/chat/jinja/ast.h"
 #include "data/chat/jinja/template.h"
 
@@ -38,11 +41,9 @@ struct Arguments {
 inline constexpr int32_t kMaxCalls = 400;
 
 /// Renders a template once.
-class Interpreter {
+class Interpreter : NotCopied {
  public:
   Interpreter(const std::string& where, Budget& budget) : where_(where), budget_(budget) {}
-  Interpreter(const Interpreter&) = delete;
-  Interpreter& operator=(const Interpreter&) = delete;
   ~Interpreter();
 
   Rendered run(const Body& body, const Variables& variables);
@@ -157,16 +158,21 @@ bool has_method(const Value& object, std::string_view name);
 Value call_method(Interpreter& interpreter, const Value& self, const std::string& name,
                   const Arguments& arguments);
 
-using FilterFunction = Value (*)(Interpreter&, const Value& input, const Arguments& arguments);
-using TestFunction = bool (*)(Interpreter&, const Value& input, const Arguments& arguments);
-struct FilterEntry {
+/// A filter, a method or a test.
+template <class Result>
+struct Entry {
   std::string_view name;
-  FilterFunction function;
-  size_t max_arguments;
+  Result (*function)(Interpreter&, const Value& input, const Arguments& arguments);
+  size_t max_arguments = 0;
 };
-/// Null where there is none of this name.
-const FilterEntry* find_filter(std::string_view name);
-const FilterEntry* find_list_filter(std::string_view name);  ///< of filters of lists alone
-TestFunction find_test(std::string_view name);
+// Null where there is none of this name.
+template <class Result, size_t size>
+const Entry<Result>* entry_in(const Entry<Result> (&table)[size], std::string_view name) {
+  const auto* const found = std::ranges::find(table, name, &Entry<Result>::name);
+  return found == std::end(table) ? nullptr : found;
+}
+const Entry<Value>* find_filter(std::string_view name);
+const Entry<Value>* find_list_filter(std::string_view name);  ///< of filters of lists alone
+const Entry<bool>* find_test(std::string_view name);
 
 }  // namespace fp8train::jinja

@@ -245,7 +245,7 @@ Value batch(Interpreter& interpreter, const Value& input, const Arguments& argum
   return interpreter.list(std::move(out), List::Kind::generator);
 }
 
-constexpr FilterEntry kFilters[] = {
+constexpr Entry<Value> kFilters[] = {
     {"list", list, 0},
     {"first", first, 0},
     {"last", last, 0},
@@ -269,11 +269,8 @@ constexpr FilterEntry kFilters[] = {
 }  // namespace
 }  // namespace list_filters
 
-const FilterEntry* find_list_filter(std::string_view name) {
-  const auto& all = list_filters::kFilters;
-  const auto* found = std::find_if(std::begin(all), std::end(all),
-                                   [&](const FilterEntry& filter) { return filter.name == name; });
-  return found == std::end(all) ? nullptr : found;
+const Entry<Value>* find_list_filter(std::string_view name) {
+  return entry_in(list_filters::kFilters, name);
 }
 
 }  // namespace fp8train::jinja

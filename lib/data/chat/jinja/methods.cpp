@@ -12,13 +12,6 @@ namespace fp8train::jinja {
 namespace methods {
 namespace {
 
-using Method = Value (*)(Interpreter&, const Value& self, const Arguments& arguments);
-struct Entry {
-  std::string_view name;
-  Method function;
-  size_t max_arguments;
-};
-
 const Text& text_at(Interpreter& interpreter, const Arguments& arguments, size_t position) {
   const Value* value = arguments.find(position, "");
   return interpreter.text_argument(value == nullptr ? Value() : *value, "a method of a text");
@@ -269,7 +262,7 @@ Value refused(Interpreter& interpreter, const Value& self, const Arguments& /*ar
                   self.type_name()));
 }
 
-constexpr Entry kTextMethods[] = {
+constexpr Entry<Value> kTextMethods[] = {
     {"strip", strip<true, true>, 1},
     {"lstrip", strip<true, false>, 1},
     {"rstrip", strip<false, true>, 1},
@@ -292,29 +285,22 @@ constexpr Entry kTextMethods[] = {
     {"isdigit", whether<is_digits>, 0},
     {"isspace", whether<is_spaces>, 0},
 };
-constexpr Entry kDictMethods[] = {
+constexpr Entry<Value> kDictMethods[] = {
     {"get", get, 2},         {"items", items, 0},          {"keys", keys, 0},
     {"values", values, 0},   {"update", refused, 100},     {"pop", refused, 100},
     {"clear", refused, 100}, {"setdefault", refused, 100}, {"popitem", refused, 100},
 };
-constexpr Entry kListMethods[] = {
+constexpr Entry<Value> kListMethods[] = {
     {"count", list_count, 1}, {"index", list_index, 1}, {"append", refused, 100},
     {"extend", refused, 100}, {"insert", refused, 100}, {"pop", refused, 100},
     {"remove", refused, 100}, {"clear", refused, 100},  {"reverse", refused, 100},
     {"sort", refused, 100},
 };
 
-template <size_t size>
-const Entry* method_in(const Entry (&table)[size], std::string_view name) {
-  const auto found = std::find_if(std::begin(table), std::end(table),
-                                  [&](const Entry& method) { return method.name == name; });
-  return found == std::end(table) ? nullptr : found;
-}
-
-const Entry* method_of(const Value& object, std::string_view name) {
-  if (object.as_text() != nullptr) return method_in(kTextMethods, name);
-  if (object.as_dict() != nullptr) return method_in(kDictMethods, name);
-  if (object.as_list() != nullptr) return method_in(kListMethods, name);
+const Entry<Value>* method_of(const Value& object, std::string_view name) {
+  if (object.as_text() != nullptr) return entry_in(kTextMethods, name);
+  if (object.as_dict() != nullptr) return entry_in(kDictMethods, name);
+  if (object.as_list() != nullptr) return entry_in(kListMethods, name);
   return nullptr;
 }
 
@@ -328,7 +314,7 @@ bool has_method(const Value& object, std::string_view name) {
 Value call_method(Interpreter& interpreter, const Value& self, const std::string& name,
                   const Arguments& arguments) {
   interpreter.spend(extent_of(self).size, 0);
-  const methods::Entry* method = methods::method_of(self, name);
+  const Entry<Value>* method = methods::method_of(self, name);
   interpreter.require_at_most(arguments, method->max_arguments, name);
   return method->function(interpreter, self, arguments);
 }

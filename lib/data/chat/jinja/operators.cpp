@@ -204,7 +204,7 @@ bool is_ordered(const Value& value) {
   return value.as_text() != nullptr || value.as_dict() != nullptr || value.is_undefined();
 }
 
-constexpr std::pair<std::string_view, TestFunction> kTests[] = {
+constexpr Entry<bool> kTests[] = {
     {"defined", of_value<[](const Value& v) { return !v.is_undefined(); }>},
     {"undefined", of_value<[](const Value& v) { return v.is_undefined(); }>},
     {"none", of_value<[](const Value& v) { return v.is_none(); }>},
@@ -247,11 +247,8 @@ constexpr std::pair<std::string_view, TestFunction> kTests[] = {
 }  // namespace
 }  // namespace tests
 
-TestFunction find_test(std::string_view name) {
-  const auto& all = tests::kTests;
-  const auto* found = std::find_if(std::begin(all), std::end(all),
-                                   [&](const auto& test) { return test.first == name; });
-  return found == std::end(all) ? nullptr : found->second;
+const Entry<bool>* find_test(std::string_view name) {
+  return entry_in(tests::kTests, name);
 }
 
 }  // namespace fp8train::jinja

@@ -1,5 +1,3 @@
-#include "data/chat/jinja/parser.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "data/chat/jinja/ast.h"
 #include "data/chat/jinja/lexer.h"
 
 namespace fp8train::jinja {

@@ -1,61 +1,17 @@
 #pragma once
-// The fields of a config.json that a family reads and writes, without a JSON library. lib/io turns
-// them from and into text.
+// The fields of a config.json that a family reads and writes.
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 namespace fp8train {
 
-struct ConfigEntry;
-
-/// An object's entries, in their order.
-using ConfigObject = std::vector<ConfigEntry>;
-
-/// null, true or false, a whole number, a number, a text, a list or an object.
-class ConfigValue {
- public:
-  using List = std::vector<ConfigValue>;
-  using Data = std::variant<std::monostate, bool, int64_t, double, std::string, List, ConfigObject>;
-
-  // All are defined out of line, because ConfigEntry is complete only after this class. Conversions
-  // are implicit, as in JSON: set(object, "vocab_size", 32000).
-  ConfigValue();  ///< null
-  ~ConfigValue();
-  ConfigValue(const ConfigValue& other);
-  ConfigValue(ConfigValue&& other) noexcept;
-  ConfigValue& operator=(const ConfigValue& other);
-  ConfigValue& operator=(ConfigValue&& other) noexcept;
-  ConfigValue(bool value);             // NOLINT(google-explicit-constructor)
-  ConfigValue(int64_t value);          // NOLINT(google-explicit-constructor)
-  ConfigValue(double value);           // NOLINT(google-explicit-constructor)
-  ConfigValue(const char* text);       // NOLINT(google-explicit-constructor)
-  ConfigValue(std::string_view text);  // NOLINT(google-explicit-constructor)
-  ConfigValue(std::string text);       // NOLINT(google-explicit-constructor)
-  ConfigValue(List list);              // NOLINT(google-explicit-constructor)
-  ConfigValue(ConfigObject object);    // NOLINT(google-explicit-constructor)
-
-  const Data& data() const { return data_; }
-  bool is_null() const { return std::holds_alternative<std::monostate>(data_); }
-
-  /// Returns the value as JSON writes it, for messages.
-  std::string text() const;
-
- private:
-  Data data_;
-};
-
-struct ConfigEntry {
-  std::string key;
-  ConfigValue value;
-};
-
-/// Appends the entry, or replaces the value of an entry with this key.
-void set(ConfigObject& object, std::string_view key, ConfigValue value);
+/// An object with its entries in their order, or any other value of JSON.
+using ConfigObject = nlohmann::ordered_json;
 
 /// The double nearest to the float's shortest decimal, so that 1e-5F is written as 1e-05.
 double decimal_of(float value);
@@ -77,7 +33,7 @@ class ConfigFields {
   /// Whether the key is there, with null too.
   bool mentions(std::string_view key) const { return find(key) != nullptr; }
   /// Throws CheckpointError if the key is missing.
-  const ConfigValue& at(std::string_view key) const;
+  const ConfigObject& at(std::string_view key) const;
 
   /// Returns a whole number from 1 to 2^31; `fallback` when absent, an error when there is no
   /// fallback.
@@ -98,7 +54,8 @@ class ConfigFields {
   ConfigFields object(std::string_view key) const;
 
  private:
-  const ConfigValue* find(std::string_view key) const;
+  const ConfigObject* find(std::string_view key) const;
+  void refuse_unless(bool right, std::string_view key, const std::string& type) const;
   int64_t whole(std::string_view key, int64_t least) const;
 
   const ConfigObject* object_;

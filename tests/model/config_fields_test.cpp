@@ -1,11 +1,12 @@
 // Typed access to the fields of a config.json: each kind of a wrong value is named with its field.
 
-#include "model/families/config_value.h"
+#include "model/families/config_fields.h"
 
 #include <catch2/catch.hpp>
 #include <limits>
 
 #include "base/error.h"
+#include "model/families/hf_fields.h"
 #include "support/files.h"
 
 namespace fp8train {
@@ -14,7 +15,7 @@ namespace {
 using Catch::Contains;
 using test::message_of;
 
-ConfigObject object_of(ConfigValue value) {
+ConfigObject object_of(ConfigObject value) {
   ConfigObject object;
   set(object, "key", std::move(value));
   return object;
@@ -43,18 +44,18 @@ TEST_CASE("a missing field has its default, and so has null") {
 }
 
 TEST_CASE("values of the right type are returned, others are named") {
-  const ConfigValue whole = int64_t{3};
-  const ConfigValue fraction = 0.25;
-  const ConfigValue text = "three";
-  const ConfigValue flag = true;
-  const ConfigValue ids = ConfigValue::List{int64_t{1}, int64_t{2}};
-  const ConfigValue names = ConfigValue::List{"a", "b"};
-  const ConfigValue nested = object_of(int64_t{5});
-  const ConfigValue* const all[] = {&whole, &fraction, &text, &flag, &ids, &names, &nested};
+  const ConfigObject whole = int64_t{3};
+  const ConfigObject fraction = 0.25;
+  const ConfigObject text = "three";
+  const ConfigObject flag = true;
+  const ConfigObject ids = ConfigObject::array({1, 2});
+  const ConfigObject names = ConfigObject::array({"a", "b"});
+  const ConfigObject nested = object_of(int64_t{5});
+  const ConfigObject* const all[] = {&whole, &fraction, &text, &flag, &ids, &names, &nested};
   /// How many of all are read without an error.
   const auto accepted = [&](const auto& read) {
-    std::vector<const ConfigValue*> taken;
-    for (const ConfigValue* value : all) {
+    std::vector<const ConfigObject*> taken;
+    for (const ConfigObject* value : all) {
       const ConfigObject object = object_of(*value);
       try {
         read(ConfigFields(object, "config.json"));
@@ -65,7 +66,7 @@ TEST_CASE("values of the right type are returned, others are named") {
     }
     return taken;
   };
-  using Taken = std::vector<const ConfigValue*>;
+  using Taken = std::vector<const ConfigObject*>;
   CHECK(accepted([](const ConfigFields& f) { f.extent("key"); }) == Taken{&whole});
   CHECK(accepted([](const ConfigFields& f) { f.count("key", 0); }) == Taken{&whole});
   CHECK(accepted([](const ConfigFields& f) { f.number("key", 0); }) == Taken{&whole, &fraction});
@@ -89,7 +90,7 @@ TEST_CASE("values of the right type are returned, others are named") {
 }
 
 TEST_CASE("numbers beyond their bounds are refused with them") {
-  const auto refusal = [](ConfigValue value, const auto& read) {
+  const auto refusal = [](ConfigObject value, const auto& read) {
     const ConfigObject object = object_of(std::move(value));
     return message_of<CheckpointError>([&] { read(ConfigFields(object, "f")); });
   };
@@ -102,8 +103,7 @@ TEST_CASE("numbers beyond their bounds are refused with them") {
     CHECK_THAT(refusal(value, [](const ConfigFields& f) { f.positive("key"); }),
                Contains("it must be above 0"));
   }
-  CHECK_THAT(refusal(ConfigValue::List{int64_t{1}, int64_t{-1}},
-                     [](const ConfigFields& f) { f.ids("key"); }),
+  CHECK_THAT(refusal(ConfigObject::array({1, -1}), [](const ConfigFields& f) { f.ids("key"); }),
              Contains("not an id or a list of them"));
 }
 
@@ -114,9 +114,7 @@ TEST_CASE("setting a field replaces it where it is and keeps the order of the ot
   }
   set(object, "b", "new");
   REQUIRE(object.size() == 3);
-  CHECK(object[1].key == "b");
-  CHECK(object[1].value.text() == "\"new\"");
-  CHECK(object[2].key == "c");
+  CHECK(object.dump() == R"({"a":1,"b":"new","c":1})");
 }
 
 }  // namespace
