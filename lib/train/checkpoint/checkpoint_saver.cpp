@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -34,7 +35,53 @@ void copy_text(char (&to)[Size], const std::string& text) {
   to[length] = '\0';
 }
 
+CheckpointFile scaling_file(const StateCopy& copy) {
+  CheckpointFile file = {.name = copy.scaling_file, .tensors = {}, .text = {}};
+  for (const ScalingState::SavedTensor& tensor : copy.scaling) {
+    file.tensors.push_back({tensor.name, DType::f32, tensor.shape, tensor.values.data()});
+  }
+  return file;
+}
+
+FileRecord written(const std::filesystem::path& partial, const CheckpointFile& file) {
+  FileRecord record = write_checkpoint_file(partial, file);
+  read_back(partial, record);
+  return record;
+}
+
 }  // namespace
+
+std::vector<FileRecord> write_state(const std::filesystem::path& partial, const StateCopy& copy) {
+  std::vector<FileRecord> records;
+  for (const CheckpointFile& text : copy.texts) {
+    records.push_back(written(partial, text));
+  }
+  if (!copy.weights.in_parts) {
+    std::ranges::move(write_model_files(partial, copy), std::back_inserter(records));
+  } else if (!copy.weights.own_file.empty()) {
+    CheckpointFile parts = {.name = copy.weights.own_file, .tensors = {}, .text = {}};
+    for (const SavedTensor& part : saved_tensors(copy.weights.own)) {
+      parts.tensors.push_back({part.name, part.view.dtype, part.shape, part.view.data});
+    }
+    written(partial, parts);
+  }
+  if (!copy.scaling.empty()) {
+    records.push_back(written(partial, scaling_file(copy)));
+  }
+  if (!copy.optimizer.file.name.empty()) {
+    records.push_back(written(partial, copy.optimizer.file));
+  }
+  return records;
+}
+
+std::vector<FileRecord> write_model_files(const std::filesystem::path& partial,
+                                          const StateCopy& copy) {
+  std::vector<FileRecord> records;
+  for (const CheckpointFile& file : model_files(copy.weights, partial)) {
+    records.push_back(written(partial, file));
+  }
+  return records;
+}
 
 CheckpointSaver::CheckpointSaver(std::filesystem::path root, bool async,
                                  CheckpointRetention retention, Communicator& comm,
