@@ -35,8 +35,7 @@ void check_layer_plan(const PrecisionPlan& plan, const PrecisionPlan& other,
 /// Returns the GEMMs of the plan that the request names, or those of the run's plan if the request
 /// does not hold.
 LayerPlan layer_plan(const LayerRequest& request, const PrecisionPlan& run) {
-  LayerPlan layer = {request.pattern, request.plan, run.fprop,     run.dgrad,
-                     run.wgrad,       {},           request.naming};
+  LayerPlan layer = {run, request.pattern, request.plan, {}, request.naming};
   if (!(has_scaled_gemms(run) ? request.in_scaled_run : request.in_plain_run)) {
     layer.plan = run.name;
     return layer;
@@ -53,9 +52,7 @@ LayerPlan layer_plan(const LayerRequest& request, const PrecisionPlan& run) {
     set_fp8_format(*request.format, other);
   }
   check_layer_plan(run, other, layer);
-  layer.fprop = other.fprop;
-  layer.dgrad = other.dgrad;
-  layer.wgrad = other.wgrad;
+  static_cast<LayerGemms&>(layer) = other;
   layer.evaluate_scaled = request.evaluate_scaled;
   return layer;
 }
@@ -131,15 +128,13 @@ int64_t end_of(const Stage& stage, int64_t begin, int64_t steps) {
 
 }  // namespace
 
-int first_window(const GemmPlan& fprop, const GemmPlan& dgrad, const GemmPlan& wgrad) {
-  for (const GemmPlan* gemm : {&fprop, &dgrad, &wgrad}) {
-    for (const TensorFormat* format : {&gemm->a, &gemm->b}) {
-      if (format->is_current_at_first()) {
-        return format->delayed.history_length;
-      }
-    }
-  }
-  return 0;
+int LayerGemms::first_window() const {
+  int length = 0;
+  any_operand([&](const TensorFormat& format) {
+    length = format.is_current_at_first() ? format.delayed.history_length : 0;
+    return length != 0;
+  });
+  return length;
 }
 
 void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
@@ -149,11 +144,11 @@ void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
   }
   const std::vector<LayerRequest>& layers =
       request.layers.empty() ? request.file_layers : request.layers;
-  int window = first_window(plan.fprop, plan.dgrad, plan.wgrad);
+  int window = plan.first_window();
   for (const LayerRequest& asked : layers) {
     check_exempt(request, asked, plan);
     const LayerPlan layer = layer_plan(asked, plan);
-    const int own = first_window(layer.fprop, layer.dgrad, layer.wgrad);
+    const int own = layer.first_window();
     if (own != 0 && window != 0 && own != window) {
       throw KeyError(
           layer.key(),
@@ -207,7 +202,7 @@ void apply_schedule(const PlanRequest& request, PrecisionPlan& plan) {
                     plan.name));
   }
   const PrecisionPlan begun = first->plan.empty() ? plan : stage_plan(request, plan, first->plan);
-  if (first != plan.schedule.begin() && first_window(begun.fprop, begun.dgrad, begun.wgrad) != 0) {
+  if (first != plan.schedule.begin() && begun.first_window() != 0) {
     refuse(
         fmt::format("plan '{}' scales by the step itself in the first steps of a run, which "
                     "would be over when its stage begins; begin with it",

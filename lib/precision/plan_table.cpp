@@ -122,8 +122,7 @@ std::string bytes_text(const PrecisionPlan& plan) {
 
 PlanRequest request_of(const PrecisionPlan& plan) {
   PlanRequest request;
-  const GemmPlan* const gemms[] = {&plan.fprop, &plan.dgrad, &plan.wgrad};
-  for (const GemmPlan* gemm : gemms) {
+  for (const GemmPlan* gemm : plan.gemms()) {
     request.override_linear_precision.push_back(!gemm->a.is_scaled());
     request.fast_accumulation.push_back(gemm->fast_accumulate);
   }

@@ -257,10 +257,8 @@ Nearness expected_nearness(const SmallRun& one, const SmallRun& other) {
   // may be as large as others, to the other side of zero.
   constexpr double kCodes = 0.2, kHalves = 2e-2, kSingles = 2e-6, kFourBits = 0.6, kChange = 0.25;
   const PrecisionPlan& plan = other.engine.plan;
-  const GemmPlan* const gemms[] = {&plan.fprop, &plan.dgrad, &plan.wgrad};
-  const bool four_bits = std::ranges::any_of(gemms, [](const GemmPlan* gemm) {
-    return gemm->a.dtype == DType::e2m1 || gemm->b.dtype == DType::e2m1;
-  });
+  const bool four_bits =
+      plan.any_operand([](const TensorFormat& format) { return format.dtype == DType::e2m1; });
   const auto codes = [](const TensorFormat& format) { return format.is_scaled(); };
   const auto halves = [](const TensorFormat& format) { return format.dtype != DType::f32; };
   const std::array formats = {parameter_formats(plan).gradient, plan.gradient_wire,
