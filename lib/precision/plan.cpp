@@ -289,13 +289,13 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   apply_power_2_scale(request, plan);
   apply_attention(request, plan);
   apply_override(request, plan);
-  apply_gemm_roles(request, plan);
+  apply_roles(request, {RoleKind::operand}, plan);
   apply_fast_accumulation(request, plan);
   apply_accumulation(request, plan);
   followers.follow_gemms(plan);
-  apply_weight_roles(request, plan);
+  apply_roles(request, {RoleKind::weight, RoleKind::master}, plan);
   followers.follow_weight(plan);
-  apply_stored_roles(request, plan);
+  apply_roles(request, {RoleKind::stored, RoleKind::passing}, plan);
   plan.forward_reads_saved = request.forward_reads_saved.value_or(plan.forward_reads_saved);
   plan.recompute_swiglu = request.recompute_swiglu.value_or(plan.recompute_swiglu);
   if (request.use_autocast_during_eval) {

@@ -215,18 +215,28 @@ struct RoleRequest {
   bool operator==(const RoleRequest&) const = default;
 };
 
-/// One role, by its name, and the member of a plan that is its format. The weight, its master and
-/// the inputs that are saved for backward have only names here.
+enum class RoleKind : uint8_t {
+  weight,
+  master,
+  stored,   ///< or sent, in all stages of a run alike
+  passing,  ///< saved for backward, or on the way to experts
+  operand,
+};
+
+/// One role, by its name, and the member of a plan that is its format.
 struct Role {
   const char* name;
+  RoleKind kind;
   std::string doc;  ///< one line
   std::string RoleRequest::*requested;
-  TensorFormat PrecisionPlan::*format = nullptr;  ///< a format that is stored or sent
+  TensorFormat PrecisionPlan::*format = nullptr;  ///< null for the master weight and operands
   GemmPlan PrecisionPlan::*gemm = nullptr;        ///< the GEMM that reads an operand
   TensorFormat GemmPlan::*operand = nullptr;
 };
 /// Returns all roles that a request can replace.
 const std::vector<Role>& plan_roles();
+/// Returns a role's format in words as a request has it; "none" for no master weight.
+std::string describe_role(const Role& role, const PrecisionPlan& plan);
 
 /// The element types of FP8 GEMMs.
 enum class Fp8Format : uint8_t {

@@ -75,12 +75,10 @@ void check_exempt(const PlanRequest& request, const LayerRequest& layer,
 
 /// Returns the names and formats of the roles that are stored or sent.
 std::vector<std::pair<const char*, std::string>> stored_roles(const PrecisionPlan& plan) {
-  std::vector<std::pair<const char*, std::string>> stored = {
-      {"weight", describe(plan.weight)},
-      {"master_weight", plan.master_weight ? describe(*plan.master_weight) : "none"}};
+  std::vector<std::pair<const char*, std::string>> stored;
   for (const Role& role : plan_roles()) {
-    if (role.format != nullptr) {
-      stored.emplace_back(role.name, describe(plan.*role.format));
+    if (role.kind != RoleKind::passing && role.kind != RoleKind::operand) {
+      stored.emplace_back(role.name, describe_role(role, plan));
     }
   }
   return stored;
@@ -215,7 +213,7 @@ PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
   PlanRequest stage;
   stage.plan = name;
   for (const Role& role : plan_roles()) {
-    if (role.gemm == nullptr) {
+    if (role.kind != RoleKind::operand) {
       stage.roles.*role.requested = request.roles.*role.requested;
     }
   }
