@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/philox.h"
 #include "ops/cast/block_formats.h"
 #include "ops/cast/quantize.h"
 #include "ops/cast/scale_blocks.h"
@@ -146,19 +145,6 @@ void set_quick_weights(Device& device, ParameterStore& store) {
       set_value(device, *parameter, values.data());
     }
   }
-}
-
-Batch random_batch(const EngineSettings& settings, int rank) {
-  Batch batch;
-  batch.rows = settings.step.micro_batch_size;
-  batch.columns = settings.step.seq_length;
-  const auto vocabulary = static_cast<uint32_t>(settings.model.vocab_size);
-  for (int64_t i = 0; i < batch.rows * batch.columns; ++i) {
-    const PhiloxBlock bits = philox(2, static_cast<uint64_t>(rank), static_cast<uint64_t>(i));
-    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % vocabulary));
-    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % vocabulary));
-  }
-  return batch;
 }
 
 }  // namespace fp8train

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "device/device.h"
-#include "engine/engine.h"
 #include "engine/gemm_rate.h"
 #include "nn/parameter.h"
 #include "numeric/dtype.h"
@@ -67,8 +66,5 @@ struct BenchCodes {
 
 /// Sets initial values of the usual deviation that take no time to draw. Throws DeviceError.
 void set_quick_weights(Device& device, ParameterStore& store);
-
-/// Returns random tokens and targets of one micro-batch of this rank.
-Batch random_batch(const EngineSettings& settings, int rank);
 
 }  // namespace fp8train

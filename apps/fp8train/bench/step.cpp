@@ -20,6 +20,7 @@
 #include "numeric/cpu_isa.h"
 #include "ops/attention/attention.h"
 #include "timeline.h"
+#include "train/one_rank.h"
 #include "train/rank_device.h"
 #include "train/session.h"
 
@@ -206,7 +207,7 @@ StepMeasures measure_step(Device& device, Communicator& comm, const BenchOptions
     engine.model().initialize(1);
   }
   engine.weights_changed();
-  const Batch batch = random_batch(settings, comm.rank());
+  const Batch batch = random_batch(settings, comm.size(), static_cast<uint64_t>(comm.rank()));
   engine.model().scaling().end_first_windows();
   int64_t step = 0;
   const auto run = [&] {
