@@ -13,7 +13,6 @@
 #include "config/load.h"
 #include "config/presets.h"
 #include "config/yaml/problems.h"
-#include "dialects/dialects.h"
 #include "engine/dry_run.h"
 #include "engine/engine.h"
 #include "model/step_part.h"
@@ -122,7 +121,7 @@ PlanRequest plan_request(const StepBench& bench) {
     }
     answers.push_back({key, set.substr(equals + 1)});
   }
-  const ReadAnswers read = read_answers(answers, make_dialects);
+  const ReadAnswers read = read_answers(answers);
   if (!read.objections.empty()) {
     const Objection& first = read.objections.front();
     std::string message = with_key(first.key, first.text);
