@@ -25,12 +25,8 @@ namespace fs = std::filesystem;
 namespace {
 
 bool has_delayed_scales(const PrecisionPlan& plan) {
-  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
-    if (gemm->a.policy == ScalePolicy::delayed || gemm->b.policy == ScalePolicy::delayed) {
-      return true;
-    }
-  }
-  return false;
+  return plan.any_operand(
+      [](const TensorFormat& format) { return format.policy == ScalePolicy::delayed; });
 }
 
 }  // namespace

@@ -24,7 +24,7 @@
 #include "session_words.h"
 #include "text_stream.h"
 #include "train/checkpoint/base_weights.h"
-#include "train/checkpoint/data_checks.h"
+#include "train/checkpoint/data_record.h"
 #include "train/checkpoint/training_state.h"
 #include "train/checkpoint/weights.h"
 #include "train/one_rank.h"

@@ -20,7 +20,6 @@
 #include "config/load.h"
 #include "config/show.h"
 #include "data/text_source.h"
-#include "dialects/dialects.h"
 #include "output_path.h"
 #include "precision/plan.h"
 #include "wizard/job_script.h"
@@ -87,7 +86,7 @@ struct ConvertOptions {
 /// The file's keys in the spelling of this program, over those of `base`, after comments that say
 /// what each was read as and, where the file has a number of processes, how as many are started.
 int convert(const ConvertOptions& options) {
-  const Conversion conversion = convert_file(options.file, options.base, make_dialects);
+  const Conversion conversion = convert_file(options.file, options.base);
   const size_t columns = options.output.empty() ? columns_of(stdout) : kColumns;
   std::string text;
   for (const std::string& note : conversion.notes) {
@@ -138,7 +137,6 @@ std::string run_file(const WizardResult& result) {
       "docs/use/configuration.md.\n\n{}",
       commented_settings(result.settings, result.asked));
   LoadRequest request;
-  request.foreign_keys = make_dialects;
   request.path = result.output;
   request.text = text;
   check(load_settings(request) == result.settings, "run.yaml does not say what was answered");
@@ -274,8 +272,7 @@ int run_wizard(const WizardOptions& options) {
       .echo = isatty(STDIN_FILENO) == 0, .bold = has_colors(stdout), .columns = columns_of(stdout)};
   WizardResult result;
   if (!options.answers.empty()) {
-    result = take_answers(answers_in_file(options.answers, make_dialects), hooks, options.answers,
-                          options.output);
+    result = take_answers(answers_in_file(options.answers), hooks, options.answers, options.output);
     return write_answered(options, result, memory);
   }
   install_stop_handlers(WaitingCalls::end);  // Ctrl-C ends the reading of a line

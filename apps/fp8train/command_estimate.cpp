@@ -43,11 +43,7 @@ int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
   const int64_t unit = settings.model.moe.experts > 0 ? settings.strategy.layout.tensor : 1;
   const auto fits = [&](int64_t units) {
     settings.step.micro_batch_size = units * unit;
-    const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
-    StageRuns runs = dry_run_stages(settings, ranks.size() / stages,
-                                    [&](const EngineSettings& engine, int rank) {
-                                      return dry_run_step(engine, traits, ranks, rank);
-                                    });
+    StageRuns runs = dry_run_stages(settings, ranks.size(), dry_runs_on(traits, ranks, false));
     return runs.largest_run().memory.total() <= bytes;
   };
   if (!fits(1)) {
@@ -185,9 +181,7 @@ int estimate_settings(const Settings& settings, int world_size, const std::strin
     return *device;
   });
   const auto ranks = Topology::blocks(world_size, ranks_of_node(settings.job));
-  StageRuns runs = largest_stage_runs(session, [&](const EngineSettings& engine, int rank) {
-    return logged_step(engine, memory.traits, ranks, rank);
-  });
+  StageRuns runs = largest_stage_runs(session, dry_runs_on(memory.traits, ranks, true));
   const DryRunStep& step = runs.largest_run();
   print_model(session, step, memory);
   print_ranks(session, ranks);

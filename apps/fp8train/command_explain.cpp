@@ -18,7 +18,6 @@
 #include "layer_shares.h"
 #include "optim/registry.h"
 #include "overview.h"
-#include "precision/plan_parts.h"
 #include "precision/plan_table.h"
 #include "run_products.h"
 #include "session_words.h"
@@ -148,7 +147,7 @@ void print_reasons(const RunProducts& layers) {
 void print_first_window(const RunProducts& layers) {
   int steps = 0;
   for (const LinearPlan& linear : layers.linears) {
-    steps = std::max(steps, first_window(linear.fprop, linear.dgrad, linear.wgrad));
+    steps = std::max(steps, linear.first_window());
   }
   if (steps > 0) {
     print_note(

@@ -11,7 +11,6 @@
 #include "base/text.h"
 #include "cli.h"
 #include "config/load.h"
-#include "dialects/dialects.h"
 
 namespace fp8train {
 
@@ -26,7 +25,6 @@ namespace {
 /// The files and the changes of keys that the options name.
 LoadRequest request_of(const CommonOptions& options) {
   LoadRequest request;
-  request.foreign_keys = make_dialects;
   request.path = options.config;
   request.sets = options.sets;
   for (const std::string& text : options.positionals) {

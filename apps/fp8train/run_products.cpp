@@ -42,10 +42,10 @@ struct Family {
 
 void count(const RunProducts& products, size_t layer, Family& family) {
   const LinearPlan& linear = products.linears[layer];
-  const GemmPlan* const gemms[] = {&linear.fprop, &linear.dgrad, &linear.wgrad};
+  const auto gemms = linear.gemms();
   size_t of_codes = 0;
   size_t decoded = 0;
-  for (size_t i = 0; i < std::size(gemms); ++i) {
+  for (size_t i = 0; i < gemms.size(); ++i) {
     if (!gemms[i]->a.is_scaled() && !gemms[i]->b.is_scaled()) {
       continue;
     }
@@ -218,12 +218,8 @@ PlansElsewhere plans_elsewhere(const DeviceTraits& traits) {
     if (!has_scaled_gemms(plan)) {
       continue;
     }
-    const LinearPlan layer = {.site = {},  // extents that are not known count as aligned
-                              .fprop = plan.fprop,
-                              .dgrad = plan.dgrad,
-                              .wgrad = plan.wgrad,
-                              .exempt_reason = {},
-                              .activation = plan.activation};
+    LinearPlan layer = {plan};  // extents that are not known count as aligned
+    layer.activation = plan.activation;
     const RunProducts products = {
         .linears = {layer},
         .support = {product_support(traits, layer, 0, plan.weight_gradient)},

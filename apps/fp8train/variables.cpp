@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "config/load.h"
-#include "dialects/dialects.h"
 #include "numeric/cpu_isa.h"
 
 namespace fp8train {
@@ -73,7 +72,7 @@ std::string fix_of_variables() {
                                       fmt::join(wrong, ", "));
   if (const char* const assignments = std::getenv(kSettings)) {
     try {
-      check_assignments(assignments, make_dialects);
+      check_assignments(assignments);
     } catch (const ConfigError& error) {
       fix +=
           (fix.empty() ? "" : "; ") + fmt::format("{}", fmt::join(split(error.what(), '\n'), "; "));

@@ -81,13 +81,8 @@ MemoryLedger JobMemory::planned(const Settings& settings, const RankMemory& memo
   const int ranks = job_ranks(settings.job);
   const Session session = open_session(settings, false, ranks);
   plan_threads(settings.threads, ranks_of_node(settings.job));
-  return memory_of_run(largest_rank(session,
-                                    [&](const EngineSettings& engine, int rank) {
-                                      return dry_run_step(
-                                          engine, memory.traits,
-                                          Topology::blocks(ranks, ranks_of_node(settings.job)),
-                                          rank);
-                                    }),
+  const auto nodes = Topology::blocks(ranks, ranks_of_node(settings.job));
+  return memory_of_run(largest_rank(session, dry_runs_on(memory.traits, nodes, false)),
                        memory.is_host);
 }
 
@@ -194,11 +189,8 @@ double JobMemory::duration(const Settings& settings) {
       return rank.is_host ? seconds_on_cpus(session) : 0;
     }
     const auto nodes = Topology::blocks(ranks, ranks_of_node(settings.job));
-    const auto stages = static_cast<int>(session.engine.strategy.layout.pipeline);
     const StageRuns runs =
-        dry_run_stages(session.engine, ranks / stages, [&](const EngineSettings& engine, int of) {
-          return logged_step(engine, rank.traits, nodes, of);
-        });
+        dry_run_stages(session.engine, ranks, dry_runs_on(rank.traits, nodes, true));
     return static_cast<double>(session.max_steps) *
            step_time(session.engine, runs, nodes, *rank.gpu).total();
   } catch (const Error&) {  // the settings are not complete

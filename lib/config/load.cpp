@@ -7,12 +7,12 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 
 #include "base/error.h"
 #include "base/key_error.h"
 #include "base/text.h"
 #include "base/written_path.h"
+#include "config/dialects/dialects.h"
 #include "config/fields/check_context.h"
 #include "config/model_folder.h"
 #include "config/presets.h"
@@ -149,9 +149,7 @@ std::vector<Answer> answers_of(const GivenKeys& given, const Settings& settings)
 /// Sources and the settings that they make, for all ways to load.
 class Loading {
  public:
-  explicit Loading(const ForeignKeysMaker& make_foreign)
-      : given(problems),
-        foreign(make_foreign ? make_foreign(problems) : std::make_unique<ForeignKeys>()) {}
+  Loading() : given(problems), foreign(problems) {}
 
   /// Files, environment and command line; of keys that exclude each other one is left.
   void add_sources(const LoadRequest& request) {
@@ -166,9 +164,9 @@ class Loading {
     for (const std::string& assignment : request.sets) {
       add_assignment(assignment, "--set");
     }
-    foreign->settle(given);
+    foreign.settle(given);
     replace_contradicted(given, problems);
-    foreign->finish(given);
+    foreign.finish(given);
     replace_meaningless(given, problems);
   }
 
@@ -181,20 +179,20 @@ class Loading {
     }
     PlanRequest& precision = settings.precision;
     if (!precision.layers_file.empty()) {
-      precision.file_layers =
-          foreign->layers_in_file(precision.layers_file, read_config_file(precision.layers_file));
+      precision.file_layers = read_precision_file(
+          precision.layers_file, read_config_file(precision.layers_file), problems);
     }
   }
 
   std::vector<std::string> notes() const {
-    std::vector<std::string> lines = foreign->notes();
+    std::vector<std::string> lines = foreign.notes();
     lines.insert(lines.end(), given.notes().begin(), given.notes().end());
     return lines;
   }
 
   Problems problems;
   GivenKeys given;
-  std::unique_ptr<ForeignKeys> foreign;
+  Dialects foreign;
   Settings settings;
   /// Every file was read to its end: no key is missing for another reason than that nobody gave it.
   bool complete = true;
@@ -224,7 +222,7 @@ void Loading::add_text(const std::string& name, const std::string& text) {
     return;
   }
   root.reported = root.kind == YamlNode::Kind::null;
-  std::optional<std::string> refusal = foreign->refusal(root);
+  std::optional<std::string> refusal = refusal_of_other_trainer(root);
   if (!refusal && is_config_of_model(root)) {
     refusal =
         "this is a model's config.json, not the configuration of a run; name its folder with "
@@ -235,14 +233,14 @@ void Loading::add_text(const std::string& name, const std::string& text) {
     problems.add({source, 0, 0}, "", *refusal);
     return;
   }
-  foreign->translate(root, source, layer_);
+  foreign.translate(root, source, layer_);
   given.add("", root, {source, root.line, root.column}, layer_);
 }
 
 /// A file and the one that it names, if any, in a layer of their own.
 void Loading::add_file(const std::string& name, const std::string& text) {
   add_text(name, text);
-  if (const auto included = foreign->take_included()) {
+  if (const auto included = foreign.take_included()) {
     const WrittenPath written = written_path(included->path);
     const std::string path = named_file(written.path, name);
     try {
@@ -254,7 +252,7 @@ void Loading::add_file(const std::string& name, const std::string& text) {
       complete = false;
       problems.add(included->mark, "", error.what());
     }
-    foreign->take_included();  // it is not a file of a program that names others
+    foreign.take_included();  // it is not a file of a program that names others
   }
   ++layer_;
 }
@@ -292,7 +290,7 @@ void Loading::add_assignment(const std::string& assignment, const char* origin) 
   constexpr std::ptrdiff_t kDeepest = 4;  // dots; no key of this or another program has more
   const bool shallow = std::count(key.begin(), key.end(), '.') <= kDeepest;
   YamlNode tree = shallow ? nested(key, value) : YamlNode{};
-  if (foreign->translate(tree, source, layer)) {
+  if (foreign.translate(tree, source, layer)) {
     given.add("", tree, {source, 0, 0}, layer);
   } else {
     given.add(key, value, {source, 0, 0}, layer);
@@ -309,10 +307,10 @@ void read_part(const LoadRequest& request, Loading& part) {
 
 }  // namespace
 
-void check_assignments(const std::string& assignments, const ForeignKeysMaker& foreign_keys) {
+void check_assignments(const std::string& assignments) {
   LoadRequest request;
   request.env = assignments;
-  Loading part(foreign_keys);
+  Loading part;
   part.add_sources(request);
   for (const auto& [position, key] : part.given.all()) {
     Settings any;  // of another source of the run: those in which the key has a meaning
@@ -328,7 +326,7 @@ void check_assignments(const std::string& assignments, const ForeignKeysMaker& f
 }
 
 Settings load_settings(const LoadRequest& request) {
-  Loading run(request.foreign_keys);
+  Loading run;
   run.add_sources(request);
   run.read_values(true);
   if (run.complete) {
@@ -336,7 +334,7 @@ Settings load_settings(const LoadRequest& request) {
   }
   run.problems.raise();
   Notes& notes = run.settings.notes;
-  notes = {run.notes(), run.foreign->processes(), notes.default_warmup, run.given.locations()};
+  notes = {run.notes(), run.foreign.processes(), notes.default_warmup, run.given.locations()};
   follow_global_batch(run.settings);
   return std::move(run.settings);
 }
@@ -351,8 +349,8 @@ void add_location(Error& error, const Settings& settings) {
   }
 }
 
-ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMaker& foreign_keys) {
-  Loading draft(foreign_keys);
+ReadAnswers read_answers(const std::vector<Answer>& answers) {
+  Loading draft;
   const size_t nobodys = draft.problems.add_source("", false);
   for (const Answer& answer : answers) {
     const size_t source = draft.problems.add_source(answer.key, false);
@@ -371,24 +369,23 @@ ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMa
   return result;
 }
 
-std::vector<Answer> answers_in_file(const std::string& path, const ForeignKeysMaker& foreign_keys) {
+std::vector<Answer> answers_in_file(const std::string& path) {
   LoadRequest request;
   request.path = path;
-  Loading part(foreign_keys);
+  Loading part;
   read_part(request, part);
   return answers_of(part.given, part.settings);
 }
 
-Conversion convert_file(const std::string& path, const std::string& base,
-                        const ForeignKeysMaker& foreign_keys) {
+Conversion convert_file(const std::string& path, const std::string& base) {
   LoadRequest request;
   request.path = base.empty() ? path : base;
   if (!base.empty()) {
     request.further_paths = {path};
   }
-  Loading part(foreign_keys);
+  Loading part;
   read_part(request, part);
-  Conversion conversion = {std::move(part.settings), {}, part.notes(), part.foreign->processes()};
+  Conversion conversion = {std::move(part.settings), {}, part.notes(), part.foreign.processes()};
   for (const auto& [position, key] : part.given.all()) {
     conversion.keys.push_back(key.field->key);
   }

@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "config/settings.h"
-#include "config/yaml/foreign_keys.h"
 
 namespace fp8train {
 
@@ -20,8 +19,7 @@ struct LoadRequest {
   std::string env;                         ///< FP8TRAIN_SET: "a.b=v;c.d=w"
   std::optional<std::string> text;  ///< the file's content when it is already in memory; `path`
                                     ///< then only names it in messages
-  ForeignKeysMaker foreign_keys = nullptr;
-  bool is_estimate = false;  ///< data, and the length of the run, may be missing
+  bool is_estimate = false;         ///< data, and the length of the run, may be missing
 };
 
 /// Reads, validates and completes the settings of a run. Throws one ConfigError that lists every
@@ -35,8 +33,7 @@ Settings load_settings(const LoadRequest& request);
 /// Reads the assignments of FP8TRAIN_SET alone. Throws ConfigError as load_settings does for wrong
 /// syntax, unknown keys and values that a key never has; whether keys fit together depends on the
 /// files.
-void check_assignments(const std::string& assignments,
-                       const ForeignKeysMaker& foreign_keys = nullptr);
+void check_assignments(const std::string& assignments);
 
 /// Puts the location of a given key before an error of the key (base/key_error.h), as
 /// load_settings does.
@@ -71,13 +68,11 @@ struct ReadAnswers {
   std::vector<Objection> objections;
 };
 /// Reads the answers of a dialogue. Problems become objections; nothing is thrown for them.
-ReadAnswers read_answers(const std::vector<Answer>& answers,
-                         const ForeignKeysMaker& foreign_keys = nullptr);
+ReadAnswers read_answers(const std::vector<Answer>& answers);
 
 /// Returns the keys that a file gives as answers. The file may be incomplete, but all that it gives
 /// must be right. Throws ConfigError as load_settings does.
-std::vector<Answer> answers_in_file(const std::string& path,
-                                    const ForeignKeysMaker& foreign_keys = nullptr);
+std::vector<Answer> answers_in_file(const std::string& path);
 
 /// A file of any program in the keys of this one.
 struct Conversion {
@@ -89,7 +84,6 @@ struct Conversion {
 
 /// Returns the settings of the file `path` over those of the file `base` (empty: none). Both may be
 /// incomplete. Throws ConfigError as load_settings does.
-Conversion convert_file(const std::string& path, const std::string& base,
-                        const ForeignKeysMaker& foreign_keys);
+Conversion convert_file(const std::string& path, const std::string& base);
 
 }  // namespace fp8train

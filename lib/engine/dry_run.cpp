@@ -263,9 +263,7 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
 
 }  // namespace
 
-StageRuns dry_run_stages(
-    const EngineSettings& settings, int ranks_of_stage,
-    const std::function<DryRunStep(const EngineSettings& settings, int rank)>& of_rank) {
+StageRuns dry_run_stages(const EngineSettings& settings, int ranks, const DryRunOfRank& of_rank) {
   const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
   // A later stage of a zero-bubble schedule, or of one from a file, can store more than the one
   // before it.
@@ -286,7 +284,7 @@ StageRuns dry_run_stages(
         {blocks, part.embeds, part.has_head, each ? stage : 0}, all.runs.size());
     all.of_stage.push_back(found->second);
     if (is_new) {
-      all.runs.push_back(of_rank(in_order, stage * ranks_of_stage));
+      all.runs.push_back(of_rank(in_order, stage * (ranks / stages)));
       all.runs.back().stage = stage;
       if (all.runs.back().memory.total() > all.largest_run().memory.total()) {
         all.largest = all.runs.size() - 1;
@@ -294,6 +292,13 @@ StageRuns dry_run_stages(
     }
   }
   return all;
+}
+
+DryRunOfRank dry_runs_on(const DeviceTraits& traits, const Topology& ranks, bool logged) {
+  return [&traits, &ranks, logged](const EngineSettings& settings, int rank) {
+    return logged ? logged_step(settings, traits, ranks, rank)
+                  : dry_run_step(settings, traits, ranks, rank);
+  };
 }
 
 DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& traits,

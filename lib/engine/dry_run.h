@@ -42,12 +42,14 @@ struct StageRuns {
   DryRunStep& largest_run() { return runs[largest]; }
 };
 
-/// Makes a dry run of each kind of stage: of stages with equally many blocks in the middle the
-/// first one, which stores the most micro-batches. `of_rank`: of a rank, for which it is given the
-/// first one of a stage of `ranks_of_stage`, and the settings with the order of the stages.
-StageRuns dry_run_stages(
-    const EngineSettings& settings, int ranks_of_stage,
-    const std::function<DryRunStep(const EngineSettings& settings, int rank)>& of_rank);
+/// Makes a dry run of each kind of stage of so many ranks: of stages with equally many blocks in
+/// the middle the first one, which stores the most micro-batches. `of_rank`: of a rank, for which
+/// it is given the first one of a stage, and the settings with the order of the stages.
+using DryRunOfRank = std::function<DryRunStep(const EngineSettings& settings, int rank)>;
+StageRuns dry_run_stages(const EngineSettings& settings, int ranks, const DryRunOfRank& of_rank);
+/// Returns the dry runs of these ranks on such a device: logged_step() if `logged`, else
+/// dry_run_step(). The arguments outlive the result.
+DryRunOfRank dry_runs_on(const DeviceTraits& traits, const Topology& ranks, bool logged);
 
 /// Runs training steps, if the engine trains, of which the largest decide the memory, and one after
 /// a warm-up of experts' capacities the work, and evaluation batches of one of `ranks` on a meta

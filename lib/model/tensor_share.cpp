@@ -77,7 +77,7 @@ void check_tensor_share(const ModelConfig& config, const std::vector<LinearPlan>
         : by_columns        ? linear.site.pieces()
                             : std::vector{linear.site.in_features};
     for (const int64_t piece : pieces) {
-      for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
+      for (const GemmPlan* gemm : linear.gemms()) {
         check_format(linear, gemm->a, piece / share.divisor());
         check_format(linear, gemm->b, piece / share.divisor());
       }

@@ -144,7 +144,7 @@ void LinearWeight::allocate(Device& device, ParameterStore& store, bool trains,
 }
 
 void LinearWeight::check_device(const Device& device) const {
-  for (const GemmPlan* gemm : {&plan_.fprop, &plan_.dgrad, &plan_.wgrad}) {
+  for (const GemmPlan* gemm : plan_.gemms()) {
     if (gemm->emulate_accumulator && device.traits().fp8_gemm_by_library) {
       throw Keyed<DeviceError>("fp8.accumulation",
                                ": emulated is for device: cpu; a GPU has the accumulator");

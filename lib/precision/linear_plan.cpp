@@ -147,18 +147,12 @@ void check_layers(const PrecisionPlan& plan, const std::vector<LinearPlan>& line
 
 /// Returns the formats that the layer would have without exemptions.
 LinearPlan planned(const PrecisionPlan& plan, const LinearSite& site) {
-  LinearPlan linear;
-  linear.site = site;
-  linear.fprop = plan.fprop;
-  linear.dgrad = plan.dgrad;
-  linear.wgrad = plan.wgrad;
+  LinearPlan linear = {plan, site};
   linear.activation = plan.activation;
   linear.evaluate_scaled = plan.evaluate_scaled;
   linear.has_plain_stages = !plan.schedule.empty();
   if (const LayerPlan* layer = layer_plan_of(plan, site)) {
-    linear.fprop = layer->fprop;
-    linear.dgrad = layer->dgrad;
-    linear.wgrad = layer->wgrad;
+    static_cast<LayerGemms&>(linear) = *layer;
     linear.layer_plan = layer->plan;
     linear.layer_pattern = layer->pattern;
     linear.layer_key = layer->key();

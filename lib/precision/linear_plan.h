@@ -47,9 +47,8 @@ struct LinearSite {
 };
 
 /// The formats of one linear layer: those of the run, or those of a pattern that matches it.
-struct LinearPlan {
+struct LinearPlan : LayerGemms {
   LinearSite site;
-  GemmPlan fprop, dgrad, wgrad;
   std::string exempt_reason;      ///< empty: the plan's own formats
   DType activation = DType::f32;  ///< type of x, y and of the layer when it is not scaled
   bool evaluate_scaled = true;    ///< evaluation runs the scaled formats too
@@ -60,9 +59,6 @@ struct LinearPlan {
   std::string layer_plan, layer_pattern;
   const char* layer_key = "precision.layers";  ///< that has the pattern
 
-  bool is_scaled() const {
-    return fprop.a.is_scaled() || dgrad.a.is_scaled() || wgrad.a.is_scaled();
-  }
   /// Whether the columns of x come multiplied by scales, and fprop's w divided by them.
   bool is_smoothed() const { return swiglu == SwigluInput::smoothed; }
 };

@@ -30,24 +30,8 @@ std::string name_for(const PlanRequest& request) {
   return plan_for_method(request);
 }
 
-bool any_operand(const PrecisionPlan& plan, const std::function<bool(const TensorFormat&)>& holds) {
-  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
-    if (holds(gemm->a) || holds(gemm->b)) {
-      return true;
-    }
-  }
-  return false;
-}
-
 bool has_policy(const PrecisionPlan& plan, ScalePolicy policy) {
-  return any_operand(plan, [&](const TensorFormat& format) { return format.policy == policy; });
-}
-
-void for_each_gemm_format(PrecisionPlan& plan, const std::function<void(TensorFormat&)>& apply) {
-  for (GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
-    apply(gemm->a);
-    apply(gemm->b);
-  }
+  return plan.any_operand([&](const TensorFormat& format) { return format.policy == policy; });
 }
 
 /// `option` is a key, followed by a colon and its value if only that value has no meaning.
@@ -69,7 +53,7 @@ void apply_delayed(const PlanRequest& request, PrecisionPlan& plan) {
   require(delayed || !request.amax_history_len, plan, "fp8.amax_history_len", meaning);
   require(delayed || !request.amax_compute_algo, plan, "fp8.amax_compute_algo", meaning);
   require(delayed || !request.reduce_amax, plan, "fp8.reduce_amax", meaning);
-  for_each_gemm_format(plan, [&](TensorFormat& format) {
+  plan.for_each_operand([&](TensorFormat& format) {
     if (format.policy != ScalePolicy::delayed) {
       return;
     }
@@ -91,9 +75,8 @@ void apply_format(const PlanRequest& request, PrecisionPlan& plan) {
   if (!request.format) {
     return;
   }
-  bool fp8 = false;
-  for_each_gemm_format(plan, [&](TensorFormat& format) { fp8 = fp8 || is_fp8(format.dtype); });
-  require(fp8, plan, "fp8.format", "FP8 plans");
+  require(plan.any_operand([](const TensorFormat& format) { return is_fp8(format.dtype); }), plan,
+          "fp8.format", "FP8 plans");
   set_fp8_format(*request.format, plan);
 }
 
@@ -142,7 +125,7 @@ void apply_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
     return;
   }
   bool any = false;
-  for (GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+  for (GemmPlan* gemm : plan.gemms()) {
     const bool simple = gemm->a.block == per::tensor || gemm->a.block == per::row;
     gemm->emulate_accumulator = gemm->fast_accumulate && simple && is_fp8(gemm->a.dtype);
     any = any || gemm->emulate_accumulator;
@@ -155,12 +138,12 @@ void apply_power_2_scale(const PlanRequest& request, PrecisionPlan& plan) {
   if (!request.power_2_scale) {
     return;
   }
-  const bool fixed = any_operand(plan, [](const TensorFormat& format) {
+  const bool fixed = plan.any_operand([](const TensorFormat& format) {
     return format.scale_type != ScaleType::f32 && format.scale_type != ScaleType::pow2;
   });
   require(has_policy(plan, ScalePolicy::current), plan, "fp8.power_2_scale", "current scaling");
   require(!fixed, plan, "fp8.power_2_scale", "fp32 scales");
-  for_each_gemm_format(plan, [&](TensorFormat& format) {
+  plan.for_each_operand([&](TensorFormat& format) {
     if (format.is_scaled()) {
       format.scale_type = *request.power_2_scale ? ScaleType::pow2 : ScaleType::f32;
     }
@@ -281,14 +264,14 @@ void set_fp8_format(Fp8Format format, PrecisionPlan& plan) {
     }
   }
   if (format == Fp8Format::e4m3) {
-    for_each_gemm_format(plan, [](TensorFormat& operand) {
+    plan.for_each_operand([](TensorFormat& operand) {
       operand.dtype = is_fp8(operand.dtype) ? DType::e4m3 : operand.dtype;
     });
   }
 }
 
 bool has_scaled_gemms(const PrecisionPlan& plan) {
-  return any_operand(plan, [](const TensorFormat& format) { return format.is_scaled(); });
+  return plan.any_operand([](const TensorFormat& format) { return format.is_scaled(); });
 }
 
 PrecisionPlan resolve_plan(const PlanRequest& request) {
@@ -306,13 +289,13 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   apply_power_2_scale(request, plan);
   apply_attention(request, plan);
   apply_override(request, plan);
-  apply_gemm_roles(request, plan);
+  apply_roles(request, {RoleKind::operand}, plan);
   apply_fast_accumulation(request, plan);
   apply_accumulation(request, plan);
   followers.follow_gemms(plan);
-  apply_weight_roles(request, plan);
+  apply_roles(request, {RoleKind::weight, RoleKind::master}, plan);
   followers.follow_weight(plan);
-  apply_stored_roles(request, plan);
+  apply_roles(request, {RoleKind::stored, RoleKind::passing}, plan);
   plan.forward_reads_saved = request.forward_reads_saved.value_or(plan.forward_reads_saved);
   plan.recompute_swiglu = request.recompute_swiglu.value_or(plan.recompute_swiglu);
   if (request.use_autocast_during_eval) {

@@ -2,6 +2,8 @@
 // A PrecisionPlan says which format every tensor role has. Pure data; the plans
 // are in plans.cpp and nothing else holds a method's name.
 
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,6 +25,34 @@ struct GemmPlan {
   /// runs.
   int64_t k_multiple() const;
   bool operator==(const GemmPlan&) const = default;
+};
+
+/// The GEMMs of a linear layer, forward and backward.
+struct LayerGemms {
+  GemmPlan fprop, dgrad, wgrad;
+
+  std::array<GemmPlan*, 3> gemms() { return {&fprop, &dgrad, &wgrad}; }
+  std::array<const GemmPlan*, 3> gemms() const { return {&fprop, &dgrad, &wgrad}; }
+  /// Calls visit(TensorFormat&) for the operands of all GEMMs.
+  template <typename Visit>
+  void for_each_operand(const Visit& visit) {
+    for (GemmPlan* gemm : gemms()) {
+      visit(gemm->a);
+      visit(gemm->b);
+    }
+  }
+  template <typename Condition>
+  bool any_operand(const Condition& holds) const {
+    return std::ranges::any_of(
+        gemms(), [&](const GemmPlan* gemm) { return holds(gemm->a) || holds(gemm->b); });
+  }
+  /// Whether the first operand of a GEMM has scales.
+  bool is_scaled() const {
+    return fprop.a.is_scaled() || dgrad.a.is_scaled() || wgrad.a.is_scaled();
+  }
+  /// Returns the history length of operands that have current scaling at first; 0: none has it.
+  int first_window() const;
+  bool operator==(const LayerGemms&) const = default;
 };
 
 /// Which linear layers stay out of the plan's scaled formats and run in `PrecisionPlan::activation`
@@ -51,16 +81,12 @@ struct LayerNaming {
 
 /// Layers whose GEMMs another plan chooses. The formats of their stored weights, gradients and
 /// moments, and of wires, stay those of the run's plan.
-struct LayerPlan {
-  std::string pattern;  ///< glob (* and ?) over layer names
-  std::string plan;     ///< the other plan's name
-  GemmPlan fprop, dgrad, wgrad;
+struct LayerPlan : LayerGemms {
+  std::string pattern;                       ///< glob (* and ?) over layer names
+  std::string plan;                          ///< the other plan's name
   std::optional<bool> evaluate_scaled = {};  ///< of these layers; nothing: the run's plan's
   LayerNaming naming = {};                   ///< of the pattern; not empty: from precision.file
 
-  bool is_scaled() const {
-    return fprop.a.is_scaled() || dgrad.a.is_scaled() || wgrad.a.is_scaled();
-  }
   const char* key() const { return naming.names.empty() ? "precision.layers" : "precision.file"; }
   bool operator==(const LayerPlan&) const = default;
 };
@@ -111,11 +137,10 @@ struct AttentionPlan {
 
 /// A plan. The roles from `weight` on are those of the weights of linear layers that
 /// are not exempt; all other parameters, their gradients and moments are fp32.
-struct PrecisionPlan {
+struct PrecisionPlan : LayerGemms {
   std::string name;
   DType activation =
       DType::f32;  ///< residual stream, norm outputs, attention, and linears that are exempt
-  GemmPlan fprop, dgrad, wgrad;
   AttentionPlan attention;
   TensorFormat saved_activation;  ///< a linear's input as backward reads it
   TensorFormat saved_norm;        ///< the input of a norm, as backward reads it
@@ -190,18 +215,28 @@ struct RoleRequest {
   bool operator==(const RoleRequest&) const = default;
 };
 
-/// One role, by its name, and the member of a plan that is its format. The weight, its master and
-/// the inputs that are saved for backward have only names here.
+enum class RoleKind : uint8_t {
+  weight,
+  master,
+  stored,   ///< or sent, in all stages of a run alike
+  passing,  ///< saved for backward, or on the way to experts
+  operand,
+};
+
+/// One role, by its name, and the member of a plan that is its format.
 struct Role {
   const char* name;
+  RoleKind kind;
   std::string doc;  ///< one line
   std::string RoleRequest::*requested;
-  TensorFormat PrecisionPlan::*format = nullptr;  ///< a format that is stored or sent
+  TensorFormat PrecisionPlan::*format = nullptr;  ///< null for the master weight and operands
   GemmPlan PrecisionPlan::*gemm = nullptr;        ///< the GEMM that reads an operand
   TensorFormat GemmPlan::*operand = nullptr;
 };
 /// Returns all roles that a request can replace.
 const std::vector<Role>& plan_roles();
+/// Returns a role's format in words as a request has it; "none" for no master weight.
+std::string describe_role(const Role& role, const PrecisionPlan& plan);
 
 /// The element types of FP8 GEMMs.
 enum class Fp8Format : uint8_t {

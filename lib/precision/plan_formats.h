@@ -41,10 +41,7 @@ inline TensorFormat stochastic(TensorFormat format) {
 /// Applies `change` to the operands of all GEMMs, and so to what backward reads of x.
 template <typename Change>
 void change_operands(PrecisionPlan& plan, const Change& change) {
-  for (GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
-    change(gemm->a);
-    change(gemm->b);
-  }
+  plan.for_each_operand(change);
   plan.saved_activation = plan.wgrad.b;
 }
 

@@ -20,9 +20,6 @@ void apply_schedule(const PlanRequest& request, PrecisionPlan& plan);
 PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
                          const std::string& name);
 
-/// Returns the history length of operands that have current scaling at first, or 0 if none has it.
-int first_window(const GemmPlan& fprop, const GemmPlan& dgrad, const GemmPlan& wgrad);
-
 /// Applies the key fp8.format.
 void set_fp8_format(Fp8Format format, PrecisionPlan& plan);
 

@@ -122,8 +122,7 @@ std::string bytes_text(const PrecisionPlan& plan) {
 
 PlanRequest request_of(const PrecisionPlan& plan) {
   PlanRequest request;
-  const GemmPlan* const gemms[] = {&plan.fprop, &plan.dgrad, &plan.wgrad};
-  for (const GemmPlan* gemm : gemms) {
+  for (const GemmPlan* gemm : plan.gemms()) {
     request.override_linear_precision.push_back(!gemm->a.is_scaled());
     request.fast_accumulation.push_back(gemm->fast_accumulate);
   }
@@ -153,17 +152,8 @@ PlanRequest request_of(const PrecisionPlan& plan) {
     request.exemptions.head = plan.exemptions.head.value_or(true);
   }
   for (const Role& role : plan_roles()) {
-    if (role.format != nullptr) {
-      request.roles.*role.requested = describe(plan.*role.format);
-    } else if (role.gemm != nullptr) {
-      request.roles.*role.requested = describe((plan.*role.gemm).*role.operand);
-    }
+    request.roles.*role.requested = describe_role(role, plan);
   }
-  request.roles.weight = describe(plan.weight);
-  request.roles.master_weight = plan.master_weight ? describe(*plan.master_weight) : "none";
-  request.roles.saved_norm = describe(plan.saved_norm);
-  request.roles.saved_nonlinear = describe(plan.saved_nonlinear);
-  request.roles.expert_dispatch = describe(plan.expert_dispatch);
   return request;
 }
 

@@ -249,7 +249,7 @@ void check_delayed(const PrecisionPlan& plan) {
              "a weight has the same scale on all ranks: leave out 'each rank'");
     }
   }
-  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+  for (const GemmPlan* gemm : plan.gemms()) {
     for (const TensorFormat* operand : {&gemm->a, &gemm->b}) {
       if (!operand->is_current_at_first()) {
         continue;

@@ -122,7 +122,6 @@ void ScalingState::allocate(Device& device) {
     group->cursor = scaling_tensor(device, DType::i32, {count});
     if (group->format.is_current_at_first()) {
       group->updates_left = scaling_tensor(device, DType::i32, {count});
-      group->unevaluated = scaling_tensor(device, DType::f32, {3, count});
       set_updates_left(*group, group->format.delayed.history_length);
     }
     group->format_max = scaling_tensor(device, DType::f32, {count});
@@ -138,6 +137,8 @@ void ScalingState::allocate(Device& device) {
     }
     copy_from_host(device, group->format_max, maxima.data());
   }
+  evaluated_ =
+      stored_scales_of([](const Group& group) { return group.format.is_current_at_first(); });
 }
 
 bool ScalingState::rounds_stochastically() const {
@@ -272,6 +273,124 @@ void ScalingState::restart() {
     if (group->format.is_current_at_first()) {
       set_updates_left(*group, group->format.delayed.history_length);
     }
+  }
+}
+
+void ScalingState::note_update(uint64_t due) {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const bool updated = (due >> g & 1U) != 0;
+    windows_moved_ = windows_moved_ || (updated && groups_[g]->format.is_current_at_first());
+  }
+}
+
+void ScalingState::read_windows() {
+  if (!windows_moved_) {
+    return;
+  }
+  windows_moved_ = false;
+  for (const auto& group : groups_) {
+    if (group->format.is_current_at_first()) {
+      std::vector<int32_t> left(group->slots.size());
+      copy_to_host(*device_, left.data(), group->updates_left);
+      for (size_t i = 0; i < left.size(); ++i) {
+        group->slots[i]->scales_now = left[i] > 0;
+      }
+    }
+  }
+}
+
+FirstWindows ScalingState::first_windows() const {
+  size_t slots = 0;
+  size_t in_first = 0;
+  for (const auto& slot : slots_) {
+    if (slot->format.is_current_at_first()) {
+      ++slots;
+      in_first += slot->scales_now ? 1 : 0;
+    }
+  }
+  const bool all = in_first == slots;
+  return in_first == 0 ? FirstWindows::none : all ? FirstWindows::all : FirstWindows::some;
+}
+
+void ScalingState::set_updates_left(Group& group, int32_t updates) {
+  const std::vector<int32_t> left(group.slots.size(), updates);
+  copy_from_host(*device_, group.updates_left, left.data());
+  for (ScalingSlot* slot : group.slots) {
+    slot->scales_now = updates > 0;
+  }
+}
+
+void ScalingState::end_first_windows() {
+  for (const auto& group : groups_) {
+    if (group->format.is_current_at_first()) {
+      set_updates_left(*group, 0);
+    }
+  }
+}
+
+/// Returns memory for the scales of the groups for which `holds`.
+template <typename Condition>
+ScalingState::StoredScales ScalingState::stored_scales_of(const Condition& holds) const {
+  StoredScales stored;
+  int64_t slots = 0;
+  for (const auto& group : groups_) {
+    if (holds(*group)) {
+      stored.groups.push_back(group.get());
+      slots += static_cast<int64_t>(group->slots.size());
+    }
+  }
+  if (slots > 0) {
+    stored.values = Tensor(*device_, DType::f32, {3, slots}, MemoryCategory::scaling_state);
+  }
+  return stored;
+}
+
+ScalingState::StoredScales ScalingState::make_stored_scales(ScalingPass pass) const {
+  return stored_scales_of([&](const Group& group) { return group.pass == pass; });
+}
+
+/// Copies fp32 to fp32: the bits.
+void ScalingState::copy_scales(Stream stream, const StoredScales& stored, bool back) {
+  auto* next = stored.values.view().as<float>();
+  for (const Group* group : stored.groups) {
+    for (const View& values : {group->amax, group->scale.view(), group->scale_inv.view()}) {
+      const View copy = {next, DType::f32, values.shape};
+      ops::cast(stream, back ? copy : values, back ? values : copy);
+      next += values.count();
+    }
+  }
+}
+
+void ScalingState::store_scales(Stream stream, StoredScales& stored) const {
+  copy_scales(stream, stored, false);
+  stored.scales_now.clear();
+  for (const Group* group : stored.groups) {
+    for (const ScalingSlot* slot : group->slots) {
+      stored.scales_now.push_back(slot->scales_now);
+    }
+  }
+}
+
+void ScalingState::restore_scales(Stream stream, const StoredScales& stored) const {
+  copy_scales(stream, stored, true);
+  size_t next = 0;
+  for (const Group* group : stored.groups) {
+    for (ScalingSlot* slot : group->slots) {
+      slot->scales_now = stored.scales_now[next++];
+    }
+  }
+}
+
+void ScalingState::begin_evaluation(Stream stream) {
+  read_windows();
+  if (first_windows() != FirstWindows::none) {
+    store_scales(stream, evaluated_);
+  }
+}
+
+void ScalingState::end_evaluation(Stream stream) const {
+  if (first_windows() != FirstWindows::none) {
+    restore_scales(stream, evaluated_);
   }
 }
 

@@ -68,6 +68,8 @@ struct SlotReport {
 
 /// The scales, histories and statistics of all tensors that the plan scales.
 class ScalingState {
+  struct Group;
+
  public:
   /// Lets backward passes follow forward passes of later micro-batches: begin_pass() and update()
   /// may then be of one pass. Called before the first add().
@@ -136,12 +138,13 @@ class ScalingState {
   void update(Stream stream, uint64_t due, double* squared_norm,
               ScalingPass pass = ScalingPass::both, int chunk = 0);
 
-  /// The amax and scales of the slots of a pass at one time, if passes are separate.
+  /// The amax and scales of some slots at one time.
   struct StoredScales {
-    Tensor values;
+    std::vector<Group*> groups;
+    Tensor values;  // [3, slots]
     std::vector<bool> scales_now;
-    ScalingPass pass;
   };
+  /// Returns memory for those of a pass in all chunks, if passes are separate.
   StoredScales make_stored_scales(ScalingPass pass) const;
   /// Copy them to `stored`, and back: a backward pass reads those of its own forward pass, and
   /// weight gradients those of both passes.
@@ -191,21 +194,16 @@ class ScalingState {
     std::vector<ScalingSlot*> slots;
     View amax;  // a part of all slots'
     Tensor scale, scale_inv, history, cursor, format_max;
-    // With current_at_first:
-    Tensor updates_left;  // as in ops::DelayedScalingState
-    Tensor unevaluated;   // [3, slots]: amax, scale and its inverse before an evaluation
+    Tensor updates_left;  // with current_at_first, as in ops::DelayedScalingState
   };
   /// Returns all slots of the model, in their order.
   std::vector<const ScalingSlot*> of_all_stages() const;
   Group& group_of(const TensorFormat& format, ScalingPass pass, int chunk);
-  /// Calls visit(Group&) for the groups of a pass in all chunks.
-  template <typename Visit>
-  void for_each_group(ScalingPass pass, const Visit& visit) const;
-  void copy_scales(Stream stream, const StoredScales& stored, bool back) const;
+  template <typename Condition>
+  StoredScales stored_scales_of(const Condition& holds) const;
+  static void copy_scales(Stream stream, const StoredScales& stored, bool back);
   /// Returns the tensors of a group that a checkpoint holds: fp32 and int32.
   static std::vector<std::pair<const char*, View>> saved_parts(const Group& group);
-  /// Copies the values that casts of a first window write to Group::unevaluated, or back.
-  void copy_first_windows(Stream stream, bool back) const;
   void set_updates_left(Group& group, int32_t updates);
 
   Device* device_ = nullptr;
@@ -219,6 +217,7 @@ class ScalingState {
   Tensor amax_;
   View shared_amax_;
   bool windows_moved_ = false;  // since read_windows()
+  StoredScales evaluated_;      // with current_at_first, before an evaluation
   Buffer statistics_, samples_;
 };
 

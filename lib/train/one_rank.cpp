@@ -12,8 +12,8 @@
 #include "comm/backends/rank_threads.h"
 #include "engine/dry_run.h"
 #include "numeric/bits.h"
-#include "ops/storage/storage.h"
 #include "optim/registry.h"
+#include "train/checkpoint/saved_state.h"
 #include "train/rank_device.h"
 
 namespace fp8train {
@@ -26,33 +26,6 @@ constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
 
 bool same_bits(const float& a, const float& b) {
   return bits_of(a) == bits_of(b);
-}
-
-/// Documents begin at a third of each sequence where they are masked, and one target of five is
-/// ignored where targets are counted.
-Batch random_batch(const EngineSettings& engine, int64_t data_ranks, uint64_t index) {
-  const StepSettings& step = engine.step;
-  Batch batch = {.rows = step.micro_batch_size, .columns = step.seq_length};
-  const uint64_t key = philox_key(step.seed, kBatchPurpose, index);
-  const auto vocabulary = static_cast<uint32_t>(engine.model.vocab_size);
-  int64_t targets = 0;
-  for (int64_t i = 0; i < step.micro_batch_tokens(); ++i) {
-    const PhiloxBlock bits = philox(key, 0, static_cast<uint64_t>(i));
-    const bool ignored = engine.counts_targets && i % 5 == 0;
-    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % vocabulary));
-    batch.targets.push_back(ignored ? kIgnoredTarget
-                                    : static_cast<int32_t>(bits.word[1] % vocabulary));
-    targets += ignored ? 0 : 1;
-    if (engine.masks_documents) {
-      const int64_t third = step.seq_length / 3;
-      batch.document_starts.push_back(
-          static_cast<int32_t>(i % step.seq_length < third ? 0 : third));
-    }
-  }
-  if (engine.counts_targets) {
-    batch.step_targets = targets * step.gradient_accumulation_steps * data_ranks;
-  }
-  return batch;
 }
 
 /// Adds the elements of a rank's part from `first` on to the whole.
@@ -72,16 +45,6 @@ void add_elements(std::vector<float>& whole, const Parameter& parameter, int64_t
   });
 }
 
-std::vector<float> decoded(Device& device, const Encoded& stored) {
-  std::vector<float> values(static_cast<size_t>(stored.count()));
-  if (!values.empty()) {
-    const Tensor fp32(device, DType::f32, {stored.count()}, MemoryCategory::workspace);
-    ops::read_stored(device.stream(), stored, fp32);
-    copy_to_host(device, values.data(), fp32);
-  }
-  return values;
-}
-
 /// `step`: 0 before the first one.
 void add_parts(Engine& engine, size_t step, TrainedModel& model) {
   const ParameterStore& store = engine.model().parameters();
@@ -92,11 +55,12 @@ void add_parts(Engine& engine, size_t step, TrainedModel& model) {
     whole.gradients.resize(kSteps + 1);
     const auto& updated = parameter->updated;
     const bool has_all = store.shards() == nullptr;
-    add_elements(whole.values[step], *parameter, has_all ? 0 : updated.first,
-                 decoded(engine.device(), has_all ? parameter->stored_value : updated.value));
+    add_elements(
+        whole.values[step], *parameter, has_all ? 0 : updated.first,
+        values_on_host(engine.device(), has_all ? parameter->stored_value : updated.value));
     if (step > 0 && parameter->trained && updated.count() > 0) {
       add_elements(whole.gradients[step], *parameter, updated.first,
-                   decoded(engine.device(), updated.gradient));
+                   values_on_host(engine.device(), updated.gradient));
     }
   }
 }
@@ -162,6 +126,31 @@ class Comparison {
 };
 
 }  // namespace
+
+Batch random_batch(const EngineSettings& engine, int64_t data_ranks, uint64_t index) {
+  const StepSettings& step = engine.step;
+  Batch batch = {.rows = step.micro_batch_size, .columns = step.seq_length};
+  const uint64_t key = philox_key(step.seed, kBatchPurpose, index);
+  const auto vocabulary = static_cast<uint32_t>(engine.model.vocab_size);
+  int64_t targets = 0;
+  for (int64_t i = 0; i < step.micro_batch_tokens(); ++i) {
+    const PhiloxBlock bits = philox(key, 0, static_cast<uint64_t>(i));
+    const bool ignored = engine.counts_targets && i % 5 == 0;
+    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % vocabulary));
+    batch.targets.push_back(ignored ? kIgnoredTarget
+                                    : static_cast<int32_t>(bits.word[1] % vocabulary));
+    targets += ignored ? 0 : 1;
+    if (engine.masks_documents) {
+      const int64_t third = step.seq_length / 3;
+      batch.document_starts.push_back(
+          static_cast<int32_t>(i % step.seq_length < third ? 0 : third));
+    }
+  }
+  if (engine.counts_targets) {
+    batch.step_targets = targets * step.gradient_accumulation_steps * data_ranks;
+  }
+  return batch;
+}
 
 void train_part(const EngineSettings& engine_settings, Communicator* comm, std::mutex& mutex,
                 TrainedModel& model) {
@@ -257,10 +246,8 @@ Nearness expected_nearness(const SmallRun& one, const SmallRun& other) {
   // may be as large as others, to the other side of zero.
   constexpr double kCodes = 0.2, kHalves = 2e-2, kSingles = 2e-6, kFourBits = 0.6, kChange = 0.25;
   const PrecisionPlan& plan = other.engine.plan;
-  const GemmPlan* const gemms[] = {&plan.fprop, &plan.dgrad, &plan.wgrad};
-  const bool four_bits = std::ranges::any_of(gemms, [](const GemmPlan* gemm) {
-    return gemm->a.dtype == DType::e2m1 || gemm->b.dtype == DType::e2m1;
-  });
+  const bool four_bits =
+      plan.any_operand([](const TensorFormat& format) { return format.dtype == DType::e2m1; });
   const auto codes = [](const TensorFormat& format) { return format.is_scaled(); };
   const auto halves = [](const TensorFormat& format) { return format.dtype != DType::f32; };
   const std::array formats = {parameter_formats(plan).gradient, plan.gradient_wire,

@@ -25,6 +25,10 @@ struct TrainedModel {
   std::vector<double> losses, norms;  ///< by step
 };
 
+/// Returns the micro-batch `index` of a run, of random tokens. Documents begin at a third of each
+/// sequence where they are masked, and one target of five is ignored where targets are counted.
+Batch random_batch(const EngineSettings& engine, int64_t data_ranks, uint64_t index);
+
 /// Trains two steps on threads of this process, one for each rank, and returns what they leave.
 /// Batches are random tokens, the same ones for any layout with as many micro-batches in all.
 /// Throws what a rank throws.

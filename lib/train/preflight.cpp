@@ -45,12 +45,10 @@ DryRunStep largest_stage(const Session& session,
 }
 
 StageRuns largest_stage_runs(const Session& session, const DryRunOfRank& of_rank) {
-  const ParallelLayout& layout = session.settings.parallelism.layout;
-  const auto ranks = static_cast<int>(session.data_ranks * layout.context * layout.tensor);
   StageRuns largest;
   for (size_t i = 0; i < session.stages.size(); ++i) {
     const EngineSettings engine = session.engine_of(i);
-    StageRuns runs = dry_run_stages(engine, ranks, of_rank);
+    StageRuns runs = dry_run_stages(engine, session.ranks, of_rank);
     if (i == 0 || runs.largest_run().memory.total() > largest.largest_run().memory.total()) {
       largest = std::move(runs);
       largest.largest_run().plan_name = session.stages[i].plan.name;

@@ -27,8 +27,7 @@ struct RankMemory {
 DryRunStep largest_stage(const Session& session,
                          const std::function<DryRunStep(const EngineSettings&)>& of_stage);
 /// Returns the dry runs of a pipeline's stages, of the stage of the run in which one of them needs
-/// the most memory. `of_rank`: of a rank, for which it is given the first one of a pipeline stage.
-using DryRunOfRank = std::function<DryRunStep(const EngineSettings&, int rank)>;
+/// the most memory; `of_rank` as of dry_run_stages().
 StageRuns largest_stage_runs(const Session& session, const DryRunOfRank& of_rank);
 /// Returns that of the pipeline stage that needs the most memory.
 DryRunStep largest_rank(const Session& session, const DryRunOfRank& of_rank);

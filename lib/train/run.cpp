@@ -22,7 +22,7 @@
 #include "data/loader.h"
 #include "engine/dry_run.h"
 #include "optim/schedule.h"
-#include "train/checkpoint/data_checks.h"
+#include "train/checkpoint/data_record.h"
 #include "train/checkpoint/resume_checks.h"
 #include "train/checkpoint/rollback.h"
 #include "train/checkpoint/run_checkpoints.h"

@@ -10,7 +10,6 @@
 #include "engine/dry_run.h"
 #include "io/checkpoint/checkpoint.h"
 #include "train/checkpoint/base_weights.h"
-#include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/data_record.h"
 #include "train/checkpoint/resume_checks.h"
 #include "train/preflight.h"

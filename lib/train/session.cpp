@@ -7,6 +7,7 @@
 
 #include "base/cache_folder.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "base/key_error.h"
 #include "base/machine.h"
 #include "base/math.h"
@@ -22,7 +23,6 @@
 #include "optim/registry.h"
 #include "precision/linear_plan.h"
 #include "train/probed_products.h"
-#include "train/schedule_file.h"
 
 namespace fp8train {
 namespace {
@@ -285,6 +285,31 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
 }
 
 namespace {
+
+/// Reads parallelism.schedule_file, if there is one, into ParallelLayout::given_schedule. The
+/// error's message names its line, stage and action where it is no schedule of the layout.
+void read_schedule_file(int64_t micro_batches, ParallelLayout& layout) {
+  constexpr size_t kMaxBytes = size_t{1} << 30;
+  const char* const key = "parallelism.schedule_file";
+  const std::string& file = layout.schedule_file;
+  if (file.empty()) {
+    return;
+  }
+  std::string text;
+  try {
+    text = read_text_file(file, kMaxBytes);
+  } catch (const DataError& error) {
+    throw KeyError(key, std::string(": ") + error.what());  // a part of the configuration
+  }
+  layout.given_schedule = keyed<ConfigError>(
+      key,
+      [&] {
+        PipelineSchedule schedule = read_schedule(text);
+        check_schedule(schedule, layout.pipeline_shape(micro_batches));
+        return schedule;
+      },
+      file + ": ");
+}
 
 Session resolve(const Settings& settings, bool open_data, int ranks) {
   Session session;

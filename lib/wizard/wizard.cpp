@@ -17,7 +17,6 @@
 #include "base/written_path.h"
 #include "config/show.h"
 #include "config/yaml/problems.h"
-#include "dialects/dialects.h"
 #include "wizard/job_script.h"
 
 namespace fp8train {
@@ -70,7 +69,7 @@ class Wizard {
     for (const Answer& answer : answers) {
       answers_[answer.key] = answer.value;
     }
-    settings_ = read_answers(answers_in_order(), make_dialects).settings;
+    settings_ = read_answers(answers_in_order()).settings;
     for (size_t which = first_open(); which < questions().size(); which = first_open()) {
       const Field& field = *questions()[which];
       const std::string value = offered(field);
@@ -193,7 +192,7 @@ class Wizard {
       answers_[field.key] = value;
     }
     for (;;) {
-      ReadAnswers read = read_answers(answers_in_order(), make_dialects);
+      ReadAnswers read = read_answers(answers_in_order());
       if (read.objections.empty()) {
         settings_ = std::move(read.settings);
         refusal = withdrawn;
@@ -215,7 +214,7 @@ class Wizard {
     for (size_t which = 0; which < questions().size(); ++which) {
       const std::string& key = questions()[which]->key;
       if (!applies(which) && (answers_.erase(key) + passed_.erase(key)) > 0) {
-        settings_ = read_answers(answers_in_order(), make_dialects).settings;
+        settings_ = read_answers(answers_in_order()).settings;
       }
     }
   }
@@ -388,7 +387,7 @@ class Wizard {
       fitting_[answer.key] = answer.value;
       answers_.erase(answer.key);
     }
-    settings_ = read_answers(answers_in_order(), make_dialects).settings;
+    settings_ = read_answers(answers_in_order()).settings;
     return false;
   }
 

@@ -6,9 +6,9 @@ roles, so that plans which nobody ships work too, and what is particular to a fa
         prints file:line: what is wrong; exit code 1 when there is anything
     scripts/checks/methods.py --self-test
 
-The rule: the names below, those of the plans, and those of the programs whose keys lib/dialects
-reads are only in
-  - lib/precision/plans.cpp (the plans), lib/dialects and lib/config/foreign_names.cpp (other
+The rule: the names below, those of the plans, and those of the programs whose keys
+lib/config/dialects reads are only in
+  - lib/precision/plans.cpp (the plans), lib/config/dialects and lib/config/foreign_names.cpp (other
     programs' keys), anywhere;
   - comments elsewhere, inside parentheses, which cite the source of a formula and may span lines.
 A comment cites a paper or a file of the source, never a note that is not in this repository
@@ -25,7 +25,7 @@ import checking
 NOTE = re.compile(r"research/[\w-]+\.md")
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 ALLOWED = re.compile(
-    r"lib/precision/plans\.cpp|lib/dialects/\w+\.(h|cpp)|lib/config/foreign_names\.cpp"
+    r"lib/precision/plans\.cpp|lib/config/dialects/\w+\.(h|cpp)|lib/config/foreign_names\.cpp"
 )
 METHODS = [
     "TransformerEngine", "Transformer Engine", "MS-AMP", "msamp", "torchao", "DeepSeek", "FP8-LM",
@@ -46,12 +46,12 @@ def plan_names(root):
 
 def program_names(root):
     """Names of the programs whose keys are read, from the table kPrograms."""
-    file = root / "lib/dialects/pass.cpp"
+    file = root / "lib/config/dialects/pass.cpp"
     text = file.read_text() if file.exists() else ""
     table = re.search(r"kPrograms\[\].*? = \{([\w,\s]+)\}", text)
     if file.exists() and not table:
         sys.exit(
-            "methods.py: lib/dialects/pass.cpp has no kPrograms[] = {NAME, ...} any more; "
+            "methods.py: lib/config/dialects/pass.cpp has no kPrograms[] = {NAME, ...} any more; "
             "program_names() has to follow it"
         )
     names = re.findall(r"\w+", table[1]) if table else []
@@ -131,8 +131,8 @@ def check(root):
 # A small tree with what is to be found, and where.
 PLANTED = {
     "lib/precision/plans.cpp": '// TransformerEngine\nRow r = {{"te-fast", te}};\n',
-    "lib/dialects/accelerate.cpp": '// Accelerate\nauto k = "msamp";\n',
-    "lib/dialects/pass.cpp": "(*kPrograms[])(Pass&) = {accelerate, nanotron, megatron};\n",
+    "lib/config/dialects/accelerate.cpp": '// Accelerate\nauto k = "msamp";\n',
+    "lib/config/dialects/pass.cpp": "(*kPrograms[])(Pass&) = {accelerate, nanotron, megatron};\n",
     "lib/ops/good.h": (
         "// The scale (TransformerEngine,\n// common/recipe) of\n// accelerates te-fastest\n"
         "int coated;\n"

@@ -25,7 +25,8 @@ TEST_CASE("each name of another program leads to a key, or to what there is inst
       CHECK_FALSE(std::ranges::any_of(field_table(), [&](const Field& field) {
         return field.key == name;  // it would never be looked up
       }));
-      const std::string error = error_of(kBase + name + ": 8\n");
+      // In a section, where a key that DeepSpeed has at the top is as unknown as any other.
+      const std::string error = error_of(kBase, {"sample." + name + "=8"});
       CHECK_THAT(error, Contains(name + ": unknown key; "));
       if (!entry.not_here.empty()) {
         CHECK(entry.key.empty());

@@ -242,10 +242,6 @@ TEST_CASE("--set names itself") {
                 "--set data.train=*.txt: data.train: YAML aliases (*name) are not supported"));
 }
 
-TEST_CASE("keys of other programs are unknown to a loader that is not given any") {
-  CHECK_THAT(error_of(kBase + "fp8_config: {margin: 1}\n"), Catch::Contains("unknown key"));
-}
-
 TEST_CASE("errors of a run name the location of their key") {
   const Settings settings = test::load_text(kBase + "output_dir: out\n", {"data.seq_length=8"});
   const auto located = [&](const auto& thrown) {

@@ -10,9 +10,8 @@
 namespace fp8train::test {
 
 inline Settings load_text(const std::string& text, std::vector<std::string> sets = {},
-                          std::string env = "", ForeignKeysMaker foreign_keys = nullptr) {
+                          std::string env = "") {
   LoadRequest request;
-  request.foreign_keys = std::move(foreign_keys);
   request.path = "run.yaml";
   request.text = text;
   request.sets = std::move(sets);
@@ -22,9 +21,9 @@ inline Settings load_text(const std::string& text, std::vector<std::string> sets
 
 /// The message of the ConfigError that loading throws; "loaded" when it does not.
 inline std::string error_of(const std::string& text, std::vector<std::string> sets = {},
-                            std::string env = "", ForeignKeysMaker foreign_keys = nullptr) {
+                            std::string env = "") {
   try {
-    load_text(text, std::move(sets), std::move(env), std::move(foreign_keys));
+    load_text(text, std::move(sets), std::move(env));
   } catch (const ConfigError& error) {
     return error.what();
   }

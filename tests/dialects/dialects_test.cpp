@@ -5,8 +5,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "dialects/dialects.h"
-
 #include "config/load_support.h"
 #include "config/show.h"
 
@@ -17,11 +15,11 @@ using Catch::Contains;
 using test::kBase;
 
 Settings load_text(const std::string& text, std::vector<std::string> sets = {}) {
-  return test::load_text(text, std::move(sets), "", make_dialects);
+  return test::load_text(text, std::move(sets));
 }
 
 std::string error_of(const std::string& text, std::vector<std::string> sets = {}) {
-  return test::error_of(text, std::move(sets), "", make_dialects);
+  return test::error_of(text, std::move(sets));
 }
 
 bool tells(const Settings& settings, const std::string& line) {
@@ -147,7 +145,7 @@ TEST_CASE("a key of ours counts in place of Accelerate's default") {
 TEST_CASE("Accelerate's defaults belong to the backend of its file") {
   const auto switched = [](const std::string& backend, std::vector<std::string> sets) {
     return test::load_text(kBase + "mixed_precision: fp8\nfp8_config: {backend: " + backend + "}\n",
-                           std::move(sets), "", make_dialects)
+                           std::move(sets))
         .precision;
   };
   CHECK(switched("AO", {"precision.plan=te-blockwise"}).exemptions.first_linears == 0);

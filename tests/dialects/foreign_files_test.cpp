@@ -267,7 +267,6 @@ TEST_CASE("Accelerate's file names DeepSpeed's") {
       "launch.yaml",
       "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n");
   LoadRequest request;
-  request.foreign_keys = make_dialects;
   request.path = launch;
   request.further_paths = {folder.write("run.yaml", kBase)};
   const Settings s = load_settings(request);
@@ -283,7 +282,6 @@ TEST_CASE("Accelerate's file names DeepSpeed's") {
 TEST_CASE("a second file replaces what the first says, and says so") {
   const Folder folder;
   LoadRequest request;
-  request.foreign_keys = make_dialects;
   request.path = folder.write("first.yaml", kBase + "optimizer: {lr: 1e-3, eps: 1e-7}\n");
   request.further_paths = {folder.write("second.yaml", "optimizer: {lr: 2e-3, eps: 1e-7}\n")};
   const Settings s = load_settings(request);
@@ -300,14 +298,14 @@ TEST_CASE("a file of another program in keys of this one") {
   const Folder folder;
   const std::string file =
       folder.write("launch.yaml", fsdp("fsdp_offload_params: false") + "mixed_precision: bf16\n");
-  const Conversion alone = convert_file(file, "", make_dialects);
+  const Conversion alone = convert_file(file, "");
   CHECK(alone.keys == std::vector<std::string>{"mixed_precision", "parallelism.zero_stage"});
   CHECK(alone.settings.parallelism.zero_stage == 3);
   CHECK_FALSE(alone.notes.empty());
   CHECK(alone.processes == 0);
   const std::string eight = folder.write("eight.yaml", "distributed_type: NO\nnum_processes: 8\n");
-  CHECK(convert_file(eight, "", make_dialects).processes == 8);
-  const Conversion over = convert_file(file, folder.write("base.yaml", kBase), make_dialects);
+  CHECK(convert_file(eight, "").processes == 8);
+  const Conversion over = convert_file(file, folder.write("base.yaml", kBase));
   CHECK(over.settings.training.max_steps == 100);
   CHECK(over.settings.precision.mixed_precision == MixedPrecision::bf16);
 }

@@ -6,18 +6,16 @@
 #include <fstream>
 #include <string>
 
-#include "dialects/dialects.h"
-
 #include "config/load_support.h"
 
 namespace fp8train::test {
 
 inline Settings load_foreign(const std::string& text) {
-  return load_text(text, {}, "", make_dialects);
+  return load_text(text);
 }
 
 inline std::string error_of_foreign(const std::string& text) {
-  return error_of(text, {}, "", make_dialects);
+  return error_of(text);
 }
 
 inline bool says(const Settings& settings, const std::string& part) {

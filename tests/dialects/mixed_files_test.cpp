@@ -19,7 +19,6 @@ using test::says;
 /// Loads files in their order, the last one our own; gives the plan's name or the error.
 std::string plan_of(const std::vector<std::string>& files, std::vector<std::string> sets = {}) {
   LoadRequest request;
-  request.foreign_keys = make_dialects;
   request.path = files.front();
   request.further_paths.assign(files.begin() + 1, files.end());
   request.sets = std::move(sets);

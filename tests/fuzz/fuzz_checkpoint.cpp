@@ -18,6 +18,7 @@
 #include "plain_message.h"
 #include "scratch_file.h"
 #include "support/save_checkpoint.h"
+#include "train/checkpoint/checkpoint_saver.h"
 #include "train/checkpoint/training_state.h"
 
 namespace {

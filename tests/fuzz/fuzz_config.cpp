@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "config/load.h"
 #include "config/show.h"
-#include "dialects/dialects.h"
 #include "plain_message.h"
 
 namespace {
@@ -33,13 +32,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   fp8train::LoadRequest file;
   file.path = "fuzz.yaml";
   file.text = text;
-  file.foreign_keys = fp8train::make_dialects;
   load(file);
 
   fp8train::LoadRequest arguments;
   arguments.sets = {"model.preset=toy", "data.train=a.txt", "training.max_steps=3", text};
   arguments.env = text;
-  arguments.foreign_keys = fp8train::make_dialects;
   load(arguments);
   return 0;
 }

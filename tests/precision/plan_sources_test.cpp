@@ -2,7 +2,6 @@
 // sources say of themselves.
 
 #include "config/load.h"
-#include "dialects/dialects.h"
 #include "precision/source_facts.h"
 
 namespace fp8train::test::sources {
@@ -160,7 +159,6 @@ PrecisionPlan plan_of_accelerate(const std::string& backend) {
       "model: {preset: toy}\ndata: {train: a.txt}\ntraining: {max_steps: 100}\n"
       "mixed_precision: fp8\nfp8_config: {backend: " +
       backend + "}\n";
-  request.foreign_keys = make_dialects;
   return resolve_plan(load_settings(request).precision);
 }
 

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "config/dialects/dialects.h"
 #include "config/load.h"
 #include "config/show.h"
-#include "dialects/dialects.h"
 #include "model/families/family.h"
 #include "model/linear_sites.h"
 #include "precision/linear_plan.h"
@@ -40,7 +40,6 @@ constexpr const char* kTheirs[] = {"self_attention.linear_qkv", "self_attention.
 
 Settings loaded(const std::string& lines) {
   LoadRequest request;
-  request.foreign_keys = make_dialects;
   request.path = "run.yaml";
   request.text = "model: {preset: toy}\ndata: {train: a.txt}\ntraining: {max_steps: 100}\n" + lines;
   return load_settings(request);

@@ -20,8 +20,9 @@ class Codes {
   Codes(const GemmShape& shape, DType a_type, DType c_type)
       : shape_(shape),
         exact_(shape),
-        a_(*device_, a_type, shape.m, shape.k, false),
-        b_(*device_, DType::e4m3, shape.n, shape.k, false),
+        a_(*device_, codes_format(per::tensor, a_type, ScalePolicy::delayed), shape.m, shape.k),
+        b_(*device_, codes_format(per::tensor, DType::e4m3, ScalePolicy::delayed), shape.n,
+           shape.k),
         c_(*device_, c_type, {shape.m, shape.n}, MemoryCategory::workspace) {
     cast(a_, exact_.a(), shape.m, 8.0F);
     cast(b_, exact_.b(), shape.n, 2.0F);
@@ -32,26 +33,26 @@ class Codes {
 
   /// Sets the last `count` codes of each row of `a` to zero.
   void drop_tail(int64_t count) {
-    auto* const codes = a_.codes.view().as<uint8_t>();
+    auto* const codes = a_.rowwise.codes.view().as<uint8_t>();
     for (int64_t row = 0; row < shape_.m; ++row) {
       std::fill_n(codes + (row + 1) * shape_.k - count, count, uint8_t{0});
     }
   }
 
  private:
-  void cast(const TensorCodes& codes, const ExactMatrix& matrix, int64_t rows, float scale) {
+  void cast(const BenchCodes& codes, const ExactMatrix& matrix, int64_t rows, float scale) {
     const Tensor values(*device_, DType::bf16, {rows, shape_.k}, MemoryCategory::workspace);
     matrix.fill(*device_, values);
     auto* const state = codes.state.view().as<float>();
     state[0] = scale;
     state[1] = 1.0F / scale;
-    codes.cast(device_->stream(), values, false);
+    codes.cast(device_->stream(), values);
   }
 
   std::unique_ptr<Device> device_ = make_device(DeviceKind::cpu);
   GemmShape shape_;
   ExactProduct exact_;
-  TensorCodes a_, b_;
+  BenchCodes a_, b_;
   Tensor c_;
 };
 

@@ -1,7 +1,7 @@
 // The comparison of data files with the hashes that a checkpoint has of them, for a run that is not
 // started.
 
-#include "train/checkpoint/data_checks.h"
+#include "train/checkpoint/data_record.h"
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
-#include "train/checkpoint/data_record.h"
 
 namespace fp8train::test {
 namespace {

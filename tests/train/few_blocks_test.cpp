@@ -39,11 +39,10 @@ EngineSettings deep_moe(const std::string& plan, int64_t blocks) {
 
 void check_alike(const EngineSettings& settings, const Topology& ranks) {
   REQUIRE(has_equal_blocks(settings));
-  const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
   StageRuns runs[2];
   for (const bool few : {false, true}) {
-    runs[few ? 1 : 0] = dry_run_stages(
-        settings, ranks.size() / stages, [&](const EngineSettings& engine, int rank) {
+    runs[few ? 1 : 0] =
+        dry_run_stages(settings, ranks.size(), [&](const EngineSettings& engine, int rank) {
           return few ? logged_few_blocks(engine, traits_of(h100()), ranks, rank)
                      : logged_step(engine, traits_of(h100()), ranks, rank);
         });

@@ -18,9 +18,9 @@
 #include "support/files.h"
 #include "support/small_llama.h"
 #include "support/temp_dir.h"
+#include "train/checkpoint/checkpoint_saver.h"
 #include "train/checkpoint/saved_state.h"
 #include "train/checkpoint/scaling_file.h"
-#include "train/checkpoint/state_copy.h"
 
 using namespace fp8train;
 using Catch::Contains;

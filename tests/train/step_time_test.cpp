@@ -38,11 +38,8 @@ ModelConfig wide_llama(int64_t blocks, int64_t vocabulary = 512) {
 }
 
 StageRuns runs_of(const EngineSettings& settings, const Topology& ranks) {
-  const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
-  return dry_run_stages(settings, ranks.size() / stages,
-                        [&](const EngineSettings& engine, int rank) {
-                          return logged_step(engine, traits_of(h100()), ranks, rank);
-                        });
+  const DeviceTraits traits = traits_of(h100());
+  return dry_run_stages(settings, ranks.size(), dry_runs_on(traits, ranks, true));
 }
 
 StepTime time_of(const EngineSettings& settings, const Topology& ranks) {

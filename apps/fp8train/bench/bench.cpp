@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/philox.h"
 #include "ops/cast/block_formats.h"
 #include "ops/cast/quantize.h"
 #include "ops/cast/scale_blocks.h"
@@ -20,86 +19,74 @@ namespace {
 constexpr size_t kLeastRepetitions = 3;
 constexpr int kSubmissions = 10;
 
+BenchCodes::Orientation make_orientation(Device& device, const TensorFormat& format,
+                                         const Shape& shape, ScaleLayout layout) {
+  BenchCodes::Orientation one;
+  one.codes = Tensor(device, format.dtype, shape, MemoryCategory::workspace);
+  if (format.block != per::tensor) {
+    const Shape scales = {ops::scale_grid(format.block, shape[0], shape[1], layout).count};
+    one.scales = Tensor(device, dtype_of(format.scale_type), scales, MemoryCategory::workspace);
+    fill_zero(device, one.scales);  // cuBLASLt wants the padding to be
+    if (format.block == per::row) {
+      one.cast_scales = Tensor(device, DType::f32, scales, MemoryCategory::workspace);
+    }
+  }
+  return one;
+}
+
 }  // namespace
 
 Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns) {
   Tensor result(device, dtype, {rows, columns}, MemoryCategory::workspace);
-  if (!is_fp8(dtype)) {
-    fill_uniform(device, result.view());
-    return result;
-  }
-  const Tensor source(device, DType::f32, {rows, columns}, MemoryCategory::workspace);
-  fill_uniform(device, source.view());
-  const Tensor one(device, DType::f32, {2}, MemoryCategory::workspace);
-  ops::fill(device.stream(), one, 1.0F);
-  Encoded codes(result, plain(dtype));
-  codes.cast_scales = one.view().as<float>();
-  codes.tensor_scale = codes.cast_scales + 1;
-  ops::quantize(device.stream(), source, {codes}, nullptr, nullptr);
+  fill_uniform(device, result.view());
   return result;
 }
 
-TensorFormat blockwise_role_format(ScaleBlock block) {
-  TensorFormat format = plain(DType::e4m3);
+TensorFormat codes_format(ScaleBlock block, DType dtype, ScalePolicy policy) {
+  TensorFormat format = plain(dtype);
   format.block = block;
-  format.policy = ScalePolicy::current;
-  format.scale_type = ops::find_block_format(block)->scales.front();
+  format.policy = policy;
+  if (block != per::tensor) {
+    format.scale_type = ops::find_block_format(block)->scales.front();
+  }
   return format;
 }
 
-BlockwiseCodes::BlockwiseCodes(Device& device, const TensorFormat& how, int64_t rows,
-                               int64_t columns)
+BenchCodes::BenchCodes(Device& device, const TensorFormat& how, int64_t rows, int64_t columns,
+                       bool both)
     : format(how),
-      layout(device.traits().fp8_gemm_by_library ? ScaleLayout::cublaslt : ScaleLayout::row_major),
-      codes(device, how.dtype, {rows, columns}, MemoryCategory::workspace) {
-  const Shape shape = {ops::scale_grid(format.block, rows, columns, layout).count};
-  scales = Tensor(device, dtype_of(format.scale_type), shape, MemoryCategory::workspace);
-  fill_zero(device, scales);  // cuBLASLt wants the padding to be
-  if (format.block == per::row) {
-    cast_scales = Tensor(device, DType::f32, shape, MemoryCategory::workspace);
-  }
-}
-
-void BlockwiseCodes::cast(const Stream& stream, const ConstView& x) const {
-  ops::quantize(stream, x, {encoded()}, nullptr, nullptr);
-}
-
-Encoded BlockwiseCodes::encoded() const {
-  Encoded all(codes, format, scales, layout);
-  all.cast_scales = cast_scales.view().as<float>();
-  return all;
-}
-
-TensorCodes::TensorCodes(Device& device, DType dtype, int64_t rows, int64_t columns,
-                         bool transposed)
-    : codes(device, dtype, {rows, columns}, MemoryCategory::workspace),
+      layout(device.traits().fp8_gemm_by_library && how.block != per::tensor
+                 ? ScaleLayout::cublaslt
+                 : ScaleLayout::row_major),
+      rowwise(make_orientation(device, how, {rows, columns}, layout)),
       state(device, DType::f32, {3}, MemoryCategory::workspace) {
-  if (transposed) {
-    columnwise_codes = Tensor(device, dtype, {columns, rows}, MemoryCategory::workspace);
+  if (both) {
+    columnwise = make_orientation(device, how, {columns, rows}, layout);
   }
   ops::fill(device.stream(), state, 1.0F);
 }
 
-void TensorCodes::cast(const Stream& stream, const ConstView& x, bool current) const {
-  float* scale = state.view().as<float>();
-  const QuantizedTensor out = tensor();
-  if (current) {
-    ops::amax(stream, x, scale + 2);
-    ops::compute_current_scale(stream, scale + 2, out.format(), scale, scale + 1);
-  }
-  ops::quantize(stream, x, out, current ? nullptr : scale + 2, nullptr);
+QuantizedTensor BenchCodes::encoded() const {
+  const auto with_scales = [&](const Orientation& one) {
+    Encoded all(one.codes, format, one.scales, layout);
+    all.cast_scales = one.cast_scales.view().as<float>();
+    if (format.block == per::tensor) {
+      all.cast_scales = state.view().as<float>();
+      all.tensor_scale = all.cast_scales + 1;
+    }
+    return all;
+  };
+  return {with_scales(rowwise), columnwise.codes.empty() ? Encoded() : with_scales(columnwise)};
 }
 
-QuantizedTensor TensorCodes::tensor() const {
-  QuantizedTensor all;
-  all.rowwise.codes = codes;
-  if (!columnwise_codes.empty()) {
-    all.columnwise.codes = columnwise_codes;
+void BenchCodes::cast(const Stream& stream, const ConstView& x) const {
+  float* const scale = state.view().as<float>();
+  const bool is_delayed = format.policy == ScalePolicy::delayed;
+  if (format.block == per::tensor && !is_delayed) {
+    ops::amax(stream, x, scale + 2);
+    ops::compute_current_scale(stream, scale + 2, format, scale, scale + 1);
   }
-  all.set(&Encoded::format, plain(all.rowwise.codes.dtype));
-  all.set(&Encoded::cast_scales, state.view().as<float>());
-  all.set(&Encoded::tensor_scale, state.view().as<float>() + 1);
-  return all;
+  ops::quantize(stream, x, encoded(), is_delayed ? scale + 2 : nullptr, nullptr);
 }
 
 double median_seconds(const std::function<void()>& work, double min_seconds) {
@@ -158,19 +145,6 @@ void set_quick_weights(Device& device, ParameterStore& store) {
       set_value(device, *parameter, values.data());
     }
   }
-}
-
-Batch random_batch(const EngineSettings& settings, int rank) {
-  Batch batch;
-  batch.rows = settings.step.micro_batch_size;
-  batch.columns = settings.step.seq_length;
-  const auto vocabulary = static_cast<uint32_t>(settings.model.vocab_size);
-  for (int64_t i = 0; i < batch.rows * batch.columns; ++i) {
-    const PhiloxBlock bits = philox(2, static_cast<uint64_t>(rank), static_cast<uint64_t>(i));
-    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % vocabulary));
-    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % vocabulary));
-  }
-  return batch;
 }
 
 }  // namespace fp8train

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "device/device.h"
-#include "engine/engine.h"
 #include "engine/gemm_rate.h"
 #include "nn/parameter.h"
 #include "numeric/dtype.h"
@@ -26,7 +25,7 @@ double median_seconds(const std::function<void()>& work, double min_seconds);
 /// are timed at once, so that the cost of a launch and a wait hardly counts.
 double device_seconds(Device& device, const std::function<void()>& work, double min_seconds);
 
-/// uniform_values in `dtype`; FP8 by a cast with scale 1.
+/// Returns uniform_values in `dtype`.
 Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns);
 
 /// c[m, n] of a[m, k] and b[n, k].
@@ -40,40 +39,32 @@ struct GemmShape {
 /// The engine that multiplies operands of this type on the device, in words.
 const char* gemm_engine(const Device& device, DType operand);
 
-/// E4M3 by a cast with a scale for each block of x, found in the cast itself: fp32, e8m0 for
-/// 1x32.
-TensorFormat blockwise_role_format(ScaleBlock block);
+/// Returns the format of codes with one scale, or with a scale for each block of x, which the cast
+/// itself finds: fp32, e8m0 for 1x32.
+TensorFormat codes_format(ScaleBlock block, DType dtype = DType::e4m3,
+                          ScalePolicy policy = ScalePolicy::current);
 
-/// One orientation of a matrix in such a format, [rows, columns], with memory of its own, as the
-/// device's GEMM reads it.
-struct BlockwiseCodes {
-  BlockwiseCodes(Device& device, const TensorFormat& format, int64_t rows, int64_t columns);
-  Encoded encoded() const;
+/// A matrix [rows, columns] in such a format, with memory of its own, as the device's GEMM reads
+/// it; `both`: also transposed.
+struct BenchCodes {
+  BenchCodes(Device& device, const TensorFormat& format, int64_t rows, int64_t columns,
+             bool both = false);
+  QuantizedTensor encoded() const;
+  /// With delayed scaling under the scale that is there, recording the amax; with a current scale
+  /// of the tensor after a read of x that finds it.
   void cast(const Stream& stream, const ConstView& x) const;
-  ops::GemmOperand operand(bool transposed) const { return {encoded(), transposed}; }
+  ops::GemmOperand operand(bool transposed) const { return {encoded().rowwise, transposed}; }
 
+  struct Orientation {
+    Tensor codes, scales, cast_scales;
+  };
   TensorFormat format;
   ScaleLayout layout;
-  Tensor codes, scales, cast_scales;
-};
-
-/// An FP8 matrix [rows, columns] with one scale, with memory of its own.
-struct TensorCodes {
-  TensorCodes(Device& device, DType dtype, int64_t rows, int64_t columns, bool transposed);
-  /// With the scale that is there, as in delayed scaling, recording the amax; or `current`: after a
-  /// read of x that finds it.
-  void cast(const Stream& stream, const ConstView& x, bool current) const;
-  QuantizedTensor tensor() const;
-  ops::GemmOperand operand(bool transposed) const { return {tensor().rowwise, transposed}; }
-
-  Tensor codes, columnwise_codes;
-  Tensor state;  // scale, its reciprocal, amax
+  Orientation rowwise, columnwise;
+  Tensor state;  ///< of the tensor: scale, its reciprocal, amax
 };
 
 /// Sets initial values of the usual deviation that take no time to draw. Throws DeviceError.
 void set_quick_weights(Device& device, ParameterStore& store);
-
-/// Returns random tokens and targets of one micro-batch of this rank.
-Batch random_batch(const EngineSettings& settings, int rank);
 
 }  // namespace fp8train

@@ -2,7 +2,6 @@
 
 #include "bench/bench.h"
 #include "bench/parts.h"
-#include "ops/cast/quantize.h"
 #include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
@@ -22,12 +21,13 @@ class CastBench {
       best_copy = std::max(best_copy, copy(x));
       for (const bool both : {false, true}) {
         for (const DType to : {DType::e4m3, DType::e5m2}) {
-          casts.push_back(one_scale(x, to, false, both));
+          casts.push_back(
+              rate_of(x, codes_format(per::tensor, to, ScalePolicy::delayed), "delayed", both));
         }
-        casts.push_back(one_scale(x, DType::e4m3, true, both));
+        casts.push_back(rate_of(x, codes_format(per::tensor), "current", both));
         for (const ScaleBlock block :
              {per::row, per::block_1x128, per::block_128x128, per::block_1x32}) {
-          casts.push_back(blocks(x, block, both));
+          casts.push_back(rate_of(x, codes_format(block), std::string(name_of(block)), both));
         }
       }
     }
@@ -45,32 +45,20 @@ class CastBench {
                *device_, [&] { ops::cast(device_->stream(), x, y); }, seconds_);
   }
 
-  Json one_scale(const Tensor& x, DType to, bool current, bool both) const {
-    const TensorCodes codes(*device_, to, rows_, columns_, both);
+  Json rate_of(const Tensor& x, const TensorFormat& format, const std::string& scales,
+               bool both) const {
+    const BenchCodes codes(*device_, format, rows_, columns_, both);
     const double seconds = device_seconds(
-        *device_, [&] { codes.cast(device_->stream(), x, current); }, seconds_);
-    return rate_of(x, to, current ? "current" : "delayed", both, 0, seconds);
-  }
-
-  Json blocks(const Tensor& x, ScaleBlock block, bool both) const {
-    const TensorFormat format = blockwise_role_format(block);
-    const BlockwiseCodes along_rows(*device_, format, rows_, columns_);
-    const BlockwiseCodes along_columns(*device_, format, columns_, rows_);
-    const QuantizedTensor out = {along_rows.encoded(), both ? along_columns.encoded() : Encoded{}};
-    const double seconds = device_seconds(
-        *device_, [&] { ops::quantize(device_->stream(), x, out, nullptr, nullptr); }, seconds_);
-    const size_t scales =
-        along_rows.scales.view().bytes() + (both ? along_columns.scales.view().bytes() : 0);
-    return rate_of(x, format.dtype, std::string(name_of(block)), both, scales, seconds);
-  }
-
-  Json rate_of(const Tensor& x, DType to, const std::string& scales, bool both, size_t scale_bytes,
-               double seconds) const {
+        *device_, [&] { codes.cast(device_->stream(), x); }, seconds_);
+    size_t scale_bytes = 0;
+    for (const Tensor* scale : {&codes.rowwise.scales, &codes.columnwise.scales}) {
+      scale_bytes += scale->empty() ? 0 : scale->view().bytes();
+    }
     const auto elements = static_cast<double>(rows_ * columns_);
     const double bytes = static_cast<double>(x.view().bytes() + scale_bytes) +
-                         elements * static_cast<double>(size_of(to)) * (both ? 2 : 1);
+                         elements * static_cast<double>(size_of(format.dtype)) * (both ? 2 : 1);
     return {{"from", name_of(x.view().dtype)},
-            {"to", name_of(to)},
+            {"to", name_of(format.dtype)},
             {"scales", scales},
             {"orientations", both ? 2 : 1},
             {"gelements_per_second", elements / seconds / 1e9},

@@ -39,7 +39,12 @@ class ShapeBench {
 
   std::vector<GemmResult> run() {
     using namespace per;
-    std::vector<GemmResult> results = {wide(), plain_bf16(), one_scale(false), one_scale(true)};
+    std::vector<GemmResult> results = {wide(), plain_bf16()};
+    for (const ScalePolicy policy : {ScalePolicy::delayed, ScalePolicy::current}) {
+      const TensorFormat format = codes_format(per::tensor, DType::e4m3, policy);
+      results.push_back(of_codes(policy == ScalePolicy::delayed ? "e4m3 delayed" : "e4m3 current",
+                                 format, format));
+    }
     results.push_back(blocks(row, row, DType::i8));
     for (const auto& [a, b] : {std::pair{row, row},
                                {block_1x128, block_128x128},
@@ -96,41 +101,28 @@ class ShapeBench {
     });
   }
 
-  GemmResult one_scale(bool current) const {
-    const TensorCodes a(*device_, DType::e4m3, shape_.m, shape_.k, false);
-    const TensorCodes b(*device_, DType::e4m3, shape_.n, shape_.k, false);
-    const auto casts = [&] {
-      a.cast(device_->stream(), a_, current);
-      b.cast(device_->stream(), b_, current);
-    };
-    const auto product = [&] {
-      ops::gemm(device_->stream(), {.a = a.operand(false), .b = b.operand(true), .c = c_});
-    };
-    return measured(current ? "e4m3 current" : "e4m3 delayed", DType::e4m3, casts, product);
+  GemmResult blocks(ScaleBlock a, ScaleBlock b, DType type) const {
+    std::string operands = std::string(name_of(type)) + " " + std::string(name_of(a));
+    if (a != b) {
+      operands += " x " + std::string(name_of(b));
+    }
+    return of_codes(operands, codes_format(a, type), codes_format(b, type));
   }
 
-  GemmResult blocks(ScaleBlock a_block, ScaleBlock b_block, DType type) const {
-    const auto format = [&](ScaleBlock block) {
-      TensorFormat role = blockwise_role_format(block);
-      role.dtype = type;
-      return role;
-    };
-    const BlockwiseCodes a(*device_, format(a_block), shape_.m, shape_.k);
-    const BlockwiseCodes b(*device_, format(b_block), shape_.n, shape_.k);
+  GemmResult of_codes(const std::string& operands, const TensorFormat& a_format,
+                      const TensorFormat& b_format) const {
+    const BenchCodes a(*device_, a_format, shape_.m, shape_.k);
+    const BenchCodes b(*device_, b_format, shape_.n, shape_.k);
     ops::Gemm call = {.a = a.operand(false), .b = b.operand(true), .c = c_};
     const size_t bytes = ops::gemm_scratch_bytes(device_->traits(), call);
     const Buffer scratch(*device_, bytes, MemoryCategory::workspace);
     call.scratch = {scratch.data(), DType::u8, {static_cast<int64_t>(bytes)}};
     const ops::GemmSupport support = ops::gemm_support(device_->traits(), call);
-    std::string operands = std::string(name_of(type)) + " " + std::string(name_of(a_block));
-    if (a_block != b_block) {
-      operands += " x " + std::string(name_of(b_block));
-    }
     const auto casts = [&] {
       a.cast(device_->stream(), a_);
       b.cast(device_->stream(), b_);
     };
-    GemmResult result = measured(operands, support.native ? type : DType::bf16, casts,
+    GemmResult result = measured(operands, support.native ? a_format.dtype : DType::bf16, casts,
                                  [&] { ops::gemm(device_->stream(), call); });
     result.dequantized_because = support.reason;
     return result;

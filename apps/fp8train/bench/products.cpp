@@ -13,7 +13,6 @@
 #include "bench/parts.h"
 #include "choices.h"
 #include "device/meta/op_log.h"
-#include "ops/cast/quantize.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_support.h"
 #include "ops/pointwise/elementwise.h"
@@ -90,16 +89,14 @@ class ProductBench {
 
   /// One scale per tensor: E4M3 x E4M3, backward also E5M2 x E4M3.
   void tensor() {
-    const TensorCodes b(*device_, DType::e4m3, shape_.n, shape_.k, false);
-    set_scale(b, 2.0F);
-    b.cast(device_->stream(), b_, false);
+    const BenchCodes b =
+        codes_of(b_, codes_format(per::tensor, DType::e4m3, ScalePolicy::delayed), 2.0F);
     for (const DType type : {DType::e4m3, DType::e5m2}) {
       if (type == DType::e5m2 && pass_ == Pass::fprop) {
         continue;  // gradients only
       }
-      const TensorCodes a(*device_, type, shape_.m, shape_.k, false);
-      set_scale(a, 8.0F);
-      a.cast(device_->stream(), a_, false);
+      const BenchCodes a =
+          codes_of(a_, codes_format(per::tensor, type, ScalePolicy::delayed), 8.0F);
       for (const bool fast : {false, true}) {
         measure(operands_text({.a = type}),
                 {.a = a.operand(false), .b = b.operand(true), .c = c_, .fast_accumulate = fast});
@@ -159,13 +156,19 @@ class ProductBench {
     rate["bound"] = ExactProduct::bound(call.c.dtype);
   }
 
-  /// A scale of a tensor that is not 1, where results are compared.
-  void set_scale(const TensorCodes& codes, float scale) const {
-    if (exact_) {
+  /// Where results are compared, the scale of a tensor is `scale`, and others are powers of two.
+  BenchCodes codes_of(const Tensor& x, TensorFormat format, float scale = 1.0F) const {
+    const bool by_tensor = format.block == per::tensor;
+    const bool rounded = exact_ && !by_tensor && format.scale_type == ScaleType::f32;
+    format.scale_type = rounded ? ScaleType::pow2 : format.scale_type;
+    BenchCodes codes(*device_, format, x.view().shape[0], shape_.k);
+    if (exact_ && by_tensor) {
       float* const state = codes.state.view().as<float>();
       ops::fill(device_->stream(), {state, DType::f32, {1}}, scale);
       ops::fill(device_->stream(), {state + 1, DType::f32, {1}}, 1.0F / scale);
     }
+    codes.cast(device_->stream(), x);
+    return codes;
   }
 
   Json named(const std::string& operands, bool fast, const Result& result) const {
@@ -175,16 +178,8 @@ class ProductBench {
 
   void blocks(ScaleBlock of_a, ScaleBlock of_b, const std::vector<bool>& accumulations) {
     const std::string operands = fmt::format("e4m3 {} x e4m3 {}", name_of(of_a), name_of(of_b));
-    const auto format = [this](ScaleBlock block) {
-      TensorFormat role = blockwise_role_format(block);
-      const bool rounded = exact_ && role.scale_type == ScaleType::f32;
-      role.scale_type = rounded ? ScaleType::pow2 : role.scale_type;
-      return role;
-    };
-    const BlockwiseCodes a(*device_, format(of_a), shape_.m, shape_.k);
-    const BlockwiseCodes b(*device_, format(of_b), shape_.n, shape_.k);
-    a.cast(device_->stream(), a_);
-    b.cast(device_->stream(), b_);
+    const BenchCodes a = codes_of(a_, codes_format(of_a));
+    const BenchCodes b = codes_of(b_, codes_format(of_b));
     ops::Gemm call = {.a = a.operand(false), .b = b.operand(true), .c = c_};
     for (const bool fast : accumulations) {
       call.fast_accumulate = fast;

@@ -13,13 +13,13 @@
 #include "config/load.h"
 #include "config/presets.h"
 #include "config/yaml/problems.h"
-#include "dialects/dialects.h"
 #include "engine/dry_run.h"
 #include "engine/engine.h"
 #include "model/step_part.h"
 #include "numeric/cpu_isa.h"
 #include "ops/attention/attention.h"
 #include "timeline.h"
+#include "train/one_rank.h"
 #include "train/rank_device.h"
 #include "train/session.h"
 
@@ -121,7 +121,7 @@ PlanRequest plan_request(const StepBench& bench) {
     }
     answers.push_back({key, set.substr(equals + 1)});
   }
-  const ReadAnswers read = read_answers(answers, make_dialects);
+  const ReadAnswers read = read_answers(answers);
   if (!read.objections.empty()) {
     const Objection& first = read.objections.front();
     std::string message = with_key(first.key, first.text);
@@ -206,7 +206,7 @@ StepMeasures measure_step(Device& device, Communicator& comm, const BenchOptions
     engine.model().initialize(1);
   }
   engine.weights_changed();
-  const Batch batch = random_batch(settings, comm.rank());
+  const Batch batch = random_batch(settings, comm.size(), static_cast<uint64_t>(comm.rank()));
   engine.model().scaling().end_first_windows();
   int64_t step = 0;
   const auto run = [&] {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -34,7 +35,53 @@ void copy_text(char (&to)[Size], const std::string& text) {
   to[length] = '\0';
 }
 
+CheckpointFile scaling_file(const StateCopy& copy) {
+  CheckpointFile file = {.name = copy.scaling_file, .tensors = {}, .text = {}};
+  for (const ScalingState::SavedTensor& tensor : copy.scaling) {
+    file.tensors.push_back({tensor.name, DType::f32, tensor.shape, tensor.values.data()});
+  }
+  return file;
+}
+
+FileRecord written(const std::filesystem::path& partial, const CheckpointFile& file) {
+  FileRecord record = write_checkpoint_file(partial, file);
+  read_back(partial, record);
+  return record;
+}
+
 }  // namespace
+
+std::vector<FileRecord> write_state(const std::filesystem::path& partial, const StateCopy& copy) {
+  std::vector<FileRecord> records;
+  for (const CheckpointFile& text : copy.texts) {
+    records.push_back(written(partial, text));
+  }
+  if (!copy.weights.in_parts) {
+    std::ranges::move(write_model_files(partial, copy), std::back_inserter(records));
+  } else if (!copy.weights.own_file.empty()) {
+    CheckpointFile parts = {.name = copy.weights.own_file, .tensors = {}, .text = {}};
+    for (const SavedTensor& part : saved_tensors(copy.weights.own)) {
+      parts.tensors.push_back({part.name, part.view.dtype, part.shape, part.view.data});
+    }
+    written(partial, parts);
+  }
+  if (!copy.scaling.empty()) {
+    records.push_back(written(partial, scaling_file(copy)));
+  }
+  if (!copy.optimizer.file.name.empty()) {
+    records.push_back(written(partial, copy.optimizer.file));
+  }
+  return records;
+}
+
+std::vector<FileRecord> write_model_files(const std::filesystem::path& partial,
+                                          const StateCopy& copy) {
+  std::vector<FileRecord> records;
+  for (const CheckpointFile& file : model_files(copy.weights, partial)) {
+    records.push_back(written(partial, file));
+  }
+  return records;
+}
 
 CheckpointSaver::CheckpointSaver(std::filesystem::path root, bool async,
                                  CheckpointRetention retention, Communicator& comm,
@@ -76,11 +123,6 @@ CheckpointSaver::Report CheckpointSaver::attempt(const Work& work) {
   return report;
 }
 
-void CheckpointSaver::run(std::function<Report()> work) {
-  report_ = {};
-  job_ = std::async(async_ ? std::launch::async : std::launch::deferred, std::move(work));
-}
-
 void CheckpointSaver::start(const std::function<void(StateCopy&)>& copy, bool deletes_older) {
   check(phase_ == Phase::none, "one save is in flight at a time");
   entered_.restart();
@@ -111,60 +153,59 @@ void CheckpointSaver::start(const std::function<void(StateCopy&)>& copy, bool de
       begin_checkpoint(root_, copy_.step);
     }
   });
-  next_phase(comm_->all_gather_values(report_));
+  end_phase(comm_->all_gather_values(report_));
   current_.stall_seconds += entered_.seconds();
 }
 
-void CheckpointSaver::run_write(std::vector<FileRecord> (*write)(const std::filesystem::path&,
-                                                                 const StateCopy&)) {
-  run([this, write] {
-    return attempt([this, write](Report& report) {
-      for (FileRecord& record : write(partial_checkpoint(root_, copy_.step), copy_)) {
-        report.bytes += record.bytes;
-        records_.push_back(std::move(record));
-      }
-      report.files = records_.size();
-    });
+void CheckpointSaver::begin(Phase phase) {
+  phase_ = phase;
+  report_ = {};
+  job_ = std::async(async_ ? std::launch::async : std::launch::deferred, [this, phase] {
+    return attempt([this, phase](Report& report) { work_on(phase, report); });
   });
 }
 
-void CheckpointSaver::run_check() {
-  run([this] {
-    return attempt([this](Report& report) {
-      check_joined(partial_checkpoint(root_, copy_.step), copy_.model, copy_.weights);
-      report.files = records_.size();
-    });
-  });
+void CheckpointSaver::work_on(Phase phase, Report& report) {
+  const std::filesystem::path partial = partial_checkpoint(root_, copy_.step);
+  if (phase == Phase::write || phase == Phase::join) {
+    for (FileRecord& record :
+         phase == Phase::write ? write_state(partial, copy_) : write_model_files(partial, copy_)) {
+      report.bytes += record.bytes;
+      records_.push_back(std::move(record));
+    }
+  } else if (phase == Phase::check) {
+    check_joined(partial, copy_.model, copy_.weights);
+  } else if (phase == Phase::publish && leads()) {
+    for (const std::string& parts : copy_.weights.part_files) {
+      std::filesystem::remove(partial / parts);
+    }
+    commit_checkpoint(root_, copy_.step, copy_.run_id, records_, Verify::sizes);
+    retention_.mark_verified(copy_.step);
+  } else if (phase == Phase::retain && leads()) {
+    for (const std::string& failure : tidy_checkpoints(root_, copy_.step)) {
+      retention_.note(failure);
+    }
+    if (deletes_older_) {
+      retention_.apply();
+    }
+  }
+  report.files = records_.size();
 }
 
-void CheckpointSaver::run_publish() {
-  run([this] {
-    return attempt([this](Report&) {
-      if (leads()) {
-        for (const std::string& parts : copy_.weights.part_files) {
-          std::filesystem::remove(partial_checkpoint(root_, copy_.step) / parts);
-        }
-        commit_checkpoint(root_, copy_.step, copy_.run_id, records_, Verify::sizes);
-        retention_.mark_verified(copy_.step);
-      }
-    });
-  });
-}
-
-void CheckpointSaver::run_retain() {
-  run([this] {
-    return attempt([this](Report&) {
-      if (!leads()) {
-        return;
-      }
-      for (const std::string& failure : tidy_checkpoints(root_, copy_.step)) {
-        retention_.note(failure);
-      }
-      if (deletes_older_) {
-        retention_.apply();
-      }
-    });
-  });
+/// Returns the phase after one with which all ranks are done.
+CheckpointSaver::Phase CheckpointSaver::next_phase() const {
+  switch (phase_) {
+    case Phase::begin:
+      return Phase::write;
+    case Phase::write:
+      return copy_.weights.in_parts ? Phase::join : Phase::publish;
+    case Phase::join:
+      return Phase::check;
+    case Phase::check:
+      return Phase::publish;
+    default:
+      return Phase::retain;
+  }
 }
 
 std::optional<SaveResult> CheckpointSaver::progress(bool wait) {
@@ -187,7 +228,7 @@ std::optional<SaveResult> CheckpointSaver::progress(bool wait) {
       phase_ = Phase::none;
       break;
     }
-    next_phase(all);
+    end_phase(all);
   }
   current_.stall_seconds += entered_.seconds();
   if (result_) {
@@ -197,7 +238,7 @@ std::optional<SaveResult> CheckpointSaver::progress(bool wait) {
 }
 
 /// Ends this phase, with which all ranks are done, and begins the next one.
-void CheckpointSaver::next_phase(const std::vector<Report>& all) {
+void CheckpointSaver::end_phase(const std::vector<Report>& all) {
   std::string failure;
   double slowest = 0;
   for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -216,25 +257,17 @@ void CheckpointSaver::next_phase(const std::vector<Report>& all) {
   if (!failure.empty()) {
     end_save(failure);
     phase_ = Phase::none;
-  } else if (phase_ == Phase::begin) {
-    phase_ = Phase::write;
-    records_.clear();
-    run_write(write_state);
-  } else if (phase_ == Phase::write && copy_.weights.in_parts) {
-    phase_ = Phase::join;
-    run_write(write_model_files);
-  } else if (phase_ == Phase::join) {
-    phase_ = Phase::check;
-    run_check();
-  } else if (phase_ == Phase::write || phase_ == Phase::check) {
-    add_records(all);
-    phase_ = Phase::publish;
-    run_publish();
-  } else {
-    end_save({});
-    phase_ = Phase::retain;
-    run_retain();
+    return;
   }
+  const Phase next = next_phase();
+  if (next == Phase::write) {
+    records_.clear();
+  } else if (next == Phase::publish) {
+    add_records(all);
+  } else if (next == Phase::retain) {
+    end_save({});
+  }
+  begin(next);
 }
 
 /// Sends the records of all ranks to the first one, which has those of its own files.

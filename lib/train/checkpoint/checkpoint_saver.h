@@ -28,6 +28,15 @@
 
 namespace fp8train {
 
+/// Writes this rank's files into a partial checkpoint and reads each of them back. Returns those of
+/// the checkpoint: parts of weights are none. Throws DeviceError or CheckpointError.
+std::vector<FileRecord> write_state(const std::filesystem::path& partial, const StateCopy& copy);
+
+/// Writes this rank's files of the model in the same way; in a checkpoint of parts when all ranks
+/// have written theirs.
+std::vector<FileRecord> write_model_files(const std::filesystem::path& partial,
+                                          const StateCopy& copy);
+
 /// The result of a save. Only the seconds differ between ranks.
 struct SaveResult {
   int64_t step = 0;
@@ -96,13 +105,11 @@ class CheckpointSaver : NotCopied {
   static Report attempt(const Work& work);
   bool leads() const { return comm_->rank() == 0; }
   bool is_lost() const { return leads() && is_lost_ && is_lost_(); }
-  void run(std::function<Report()> work);
-  void run_write(std::vector<FileRecord> (*write)(const std::filesystem::path&, const StateCopy&));
-  void run_check();
-  void run_publish();
-  void run_retain();
+  void begin(Phase phase);
+  void work_on(Phase phase, Report& report);
+  Phase next_phase() const;
   std::optional<SaveResult> progress(bool wait);
-  void next_phase(const std::vector<Report>& all);
+  void end_phase(const std::vector<Report>& all);
   void end_save(const std::string& failure);
   void end_retention(const std::string& failure);
   void add_records(const std::vector<Report>& all);

@@ -15,7 +15,6 @@
 #include "io/hf_config.h"
 #include "io/safetensors/adapters.h"
 #include "model/lora.h"
-#include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/data_record.h"
 #include "train/checkpoint/state_file.h"
 #include "train/checkpoint/state_formats.h"

@@ -251,6 +251,12 @@ void decode_to_host(Device& device, const Encoded& tensor, float* to) {
   ops::read_stored(Communicator::host_stream(), host.tensor, {to, DType::f32, {tensor.count()}});
 }
 
+std::vector<float> values_on_host(Device& device, const Encoded& tensor) {
+  std::vector<float> values(static_cast<size_t>(tensor.count()));
+  decode_to_host(device, tensor, values.data());
+  return values;
+}
+
 void floor_second_moment(const std::vector<float>& first, const std::vector<float>& values,
                          HostStored& second) {
   if (codec_of(second.tensor.format) == Codec::two_level) {

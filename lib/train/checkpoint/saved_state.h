@@ -1,7 +1,7 @@
 #pragma once
 // The tensors that ranks have written in parts, whoever wrote them: the optimizer's files of a
-// checkpoint, and while one is written the parts of weights. For source files of this folder only.
-// Host memory; synchronous.
+// checkpoint, and while one is written the parts of weights. And stored tensors in host memory.
+// Synchronous.
 
 #include <cstdint>
 #include <filesystem>
@@ -86,9 +86,11 @@ std::vector<float> values_of(const HostStored& stored);
 /// Returns the values rounded to nearest into the format.
 HostStored stored_in(const TensorFormat& format, const std::vector<float>& values);
 
-/// Copies a tensor to the device; decodes one of the device, without memory of it.
+/// Copies a tensor to the device.
 void upload(Device& device, const HostStored& from, const Encoded& to);
+/// Decode a tensor of the device, without memory of it.
 void decode_to_host(Device& device, const Encoded& tensor, float* to);
+std::vector<float> values_on_host(Device& device, const Encoded& tensor);
 
 /// Raises encoded second moments that are 0 where the first moment is not 0, as AdamW does if
 /// second moments have scales (ops/optimizer/optimizer.h). `second` has scales, and was made from

@@ -31,13 +31,4 @@ struct StateCopy {
                             ///< without a name
 };
 
-/// Writes this rank's files into a partial checkpoint and reads each of them back. Returns those of
-/// the checkpoint: parts of weights are none. Throws DeviceError or CheckpointError.
-std::vector<FileRecord> write_state(const std::filesystem::path& partial, const StateCopy& copy);
-
-/// Writes this rank's files of the model in the same way; in a checkpoint of parts when all ranks
-/// have written theirs.
-std::vector<FileRecord> write_model_files(const std::filesystem::path& partial,
-                                          const StateCopy& copy);
-
 }  // namespace fp8train

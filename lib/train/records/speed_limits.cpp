@@ -72,12 +72,8 @@ void SpeedLimits::predict(const EngineSettings& of_run) {
   EngineSettings settings = of_run;  // of a step that is compared with the prediction
   settings.plain_steps.clear();
   settings.step.decoder.moe.capacity_warmup = 0;
-  const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
   const StageRuns runs =
-      dry_run_stages(settings, ranks_.size() / stages, [&](const EngineSettings& engine, int rank) {
-        return gpu_ != nullptr ? logged_step(engine, traits_, ranks_, rank)
-                               : dry_run_step(engine, traits_, ranks_, rank);
-      });
+      dry_run_stages(settings, ranks_.size(), dry_runs_on(traits_, ranks_, gpu_ != nullptr));
   if (gpu_ != nullptr) {
     predicted_ = step_time(settings, runs, ranks_, *gpu_).total();
     return;

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "ops/pointwise/elementwise.h"
 #include "tensor/tensor.h"
+#include "train/checkpoint/saved_state.h"
 
 namespace fp8train {
 namespace {
@@ -51,17 +52,8 @@ std::optional<Finding> look(const std::vector<float>& values, int64_t first) {
   return finding;
 }
 
-std::vector<float> values_of(Device& device, const Encoded& tensor) {
-  if (tensor.format == TensorFormat{}) {
-    return to_host_f32(device, tensor.codes);
-  }
-  const Tensor fp32(device, DType::f32, tensor.codes.shape, MemoryCategory::workspace);
-  ops::read_stored(device.stream(), tensor, fp32);
-  return to_host_f32(device, fp32);
-}
-
 /// Returns the values of a view of fp32, bf16 or fp16.
-std::vector<float> values_of(Device& device, const ConstView& view) {
+std::vector<float> values_on_host(Device& device, const ConstView& view) {
   if (view.dtype == DType::f32) {
     return to_host_f32(device, view);
   }
@@ -75,7 +67,7 @@ std::vector<float> values_of(Device& device, const ConstView& view) {
 template <typename Tensor>
 std::optional<Finding> look(Device& device, const Tensor& tensor, int64_t first) {
   try {
-    return look(values_of(device, tensor), first);
+    return look(values_on_host(device, tensor), first);
   } catch (const DeviceError&) {
     return std::nullopt;
   }

@@ -6,11 +6,11 @@
 
 #include "base/nearest.h"
 #include "base/text.h"
+#include "config/dialects/accelerate_keys.h"
+#include "config/dialects/pass.h"
 #include "config/fields/field.h"
 #include "config/fields/field_table.h"
 #include "config/fields/scalar.h"
-#include "dialects/accelerate_keys.h"
-#include "dialects/pass.h"
 
 namespace fp8train::dialects {
 namespace {

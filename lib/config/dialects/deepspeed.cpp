@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 
 #include "base/nearest.h"
+#include "config/dialects/pass.h"
 #include "config/fields/field.h"
 #include "config/fields/scalar.h"
-#include "dialects/pass.h"
 
 namespace fp8train::dialects {
 namespace {

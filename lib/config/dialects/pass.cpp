@@ -1,4 +1,4 @@
-#include "dialects/pass.h"
+#include "config/dialects/pass.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

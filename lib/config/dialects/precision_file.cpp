@@ -1,4 +1,4 @@
-#include "dialects/dialects.h"
+#include "config/dialects/dialects.h"
 
 #include <fmt/format.h>
 
@@ -7,9 +7,9 @@
 
 #include "base/nearest.h"
 #include "base/text.h"
+#include "config/dialects/pass.h"
 #include "config/fields/field.h"
 #include "config/yaml/yaml_tree.h"
-#include "dialects/pass.h"
 
 namespace fp8train {
 namespace {

@@ -1,4 +1,4 @@
-#include "dialects/dialects.h"
+#include "config/dialects/dialects.h"
 
 #include <fmt/format.h>
 
@@ -10,48 +10,8 @@
 
 #include "base/nearest.h"
 #include "config/yaml/given_keys.h"
-#include "dialects/pass.h"
 
 namespace fp8train {
-namespace {
-
-using dialects::State;
-
-class Dialects : public ForeignKeys {
- public:
-  explicit Dialects(Problems& problems) : problems_(problems) {}
-
-  bool translate(YamlNode& root, size_t source, int layer) override {
-    return root.kind == YamlNode::Kind::map &&
-           dialects::Pass(root, source, layer, problems_, state_).run();
-  }
-  std::optional<std::string> refusal(const YamlNode& root) const override {
-    return refusal_of_other_trainer(root);
-  }
-  std::optional<Included> take_included() override {
-    return std::exchange(state_.included, std::nullopt);
-  }
-  std::vector<LayerRequest> layers_in_file(const std::string& path,
-                                           const std::string& text) override {
-    return read_precision_file(path, text, problems_);
-  }
-  void settle(GivenKeys& given) override;
-  /// Compares the keys that switch FP8 on or off with mixed_precision.
-  void finish(GivenKeys& given) override;
-  /// "fp8_config.amax_history_length read as fp8.amax_history_len", one line for each key.
-  std::vector<std::string> notes() const override { return state_.notes; }
-  int64_t processes() const override { return state_.processes; }
-
- private:
-  void assume_misspelled_precision(GivenKeys& given) const;
-  std::string asks_for_fp8(const GivenKeys& given) const;
-  void settle_half(const State::Half& half, GivenKeys& given);
-  void settle_default(const State::Default& file, GivenKeys& given);
-
-  Problems& problems_;
-  State state_;
-};
-
 /// A misspelled mixed_precision is one error, and not one more for each key of fp8.
 void Dialects::assume_misspelled_precision(GivenKeys& given) const {
   const std::string meant = "mixed_precision";
@@ -94,17 +54,17 @@ std::string Dialects::asks_for_fp8(const GivenKeys& given) const {
 /// switches on (Accelerate, utils/dataclasses.py: set_mixed_precision enables bf16 for fp8) or
 /// MS-AMP's section in the same one.
 void Dialects::settle(GivenKeys& given) {
-  for (const State::Half& half : state_.halves) {
+  for (const dialects::State::Half& half : state_.halves) {
     settle_half(half, given);
   }
-  for (const State::Default& file : state_.defaults) {
+  for (const dialects::State::Default& file : state_.defaults) {
     settle_default(file, given);
   }
 }
 
 /// A default belongs to the backend that its file names; a key of ours, another backend, or a plan
 /// of another family leaves it out.
-void Dialects::settle_default(const State::Default& file, GivenKeys& given) {
+void Dialects::settle_default(const dialects::State::Default& file, GivenKeys& given) {
   const GivenKey* named = given.find("fp8.backend");
   const GivenKey* plan = given.find("precision.plan");
   const GivenKey* precision = given.find("mixed_precision");
@@ -120,7 +80,7 @@ void Dialects::settle_default(const State::Default& file, GivenKeys& given) {
   }
 }
 
-void Dialects::settle_half(const State::Half& half, GivenKeys& given) {
+void Dialects::settle_half(const dialects::State::Half& half, GivenKeys& given) {
   const std::string& type = half.type;
   const std::string& spelled = half.spelled;
   const GivenKey* precision = given.find("mixed_precision");
@@ -182,12 +142,6 @@ void Dialects::finish(GivenKeys& given) {
   } else {
     state_.notes.push_back(state_.fp8->spelled + " says what mixed_precision: fp8 says");
   }
-}
-
-}  // namespace
-
-std::unique_ptr<ForeignKeys> make_dialects(Problems& problems) {
-  return std::make_unique<Dialects>(problems);
 }
 
 }  // namespace fp8train

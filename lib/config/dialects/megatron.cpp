@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include "base/nearest.h"
+#include "config/dialects/pass.h"
 #include "config/fields/field.h"
-#include "dialects/pass.h"
 
 namespace fp8train::dialects {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "dialects/pass.h"
+#include "config/dialects/pass.h"
 
 namespace fp8train::dialects::accelerate_keys {
 

@@ -1,4 +1,4 @@
-#include "dialects/dialects.h"
+#include "config/dialects/dialects.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/text.h"
+#include "config/dialects/pass.h"
 #include "config/fields/field_table.h"
 #include "config/foreign_names.h"
 #include "config/show.h"
-#include "dialects/pass.h"
 
 namespace fp8train {
 namespace {

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "config/foreign_names.h"
-#include "config/yaml/foreign_keys.h"
 #include "config/yaml/problems.h"
 #include "config/yaml/yaml_tree.h"
 
@@ -97,6 +96,12 @@ struct Given {
   int layer = 0;
 };
 
+/// Another file that a source names.
+struct Included {
+  std::string path;
+  SourceMark mark;
+};
+
 /// The facts of sources that all of them together decide.
 struct State {
   struct Switch : Given {
@@ -116,7 +121,7 @@ struct State {
   std::optional<Switch> fp32;  ///< a file of DeepSpeed that switches on neither fp16 nor bf16
   std::vector<Half> halves;    ///< fp16.enabled or bf16.enabled of DeepSpeed
   std::vector<Default> defaults;
-  std::optional<ForeignKeys::Included> included;
+  std::optional<Included> included;
   int64_t processes = 0;               ///< as a file states it; 0: none does
   std::optional<std::string> balance;  ///< Megatron's moe_aux_loss_coeff
   bool without_balance = false;        ///< its moe_router_load_balancing_type is none
