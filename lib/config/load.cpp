@@ -315,8 +315,8 @@ void check_assignments(const std::string& assignments, const ForeignKeysMaker& f
   request.env = assignments;
   Loading part(foreign_keys);
   part.add_sources(request);
+  Settings any;  // of another source of the run: those in which a key has a meaning
   for (const auto& [position, key] : part.given.all()) {
-    Settings any;  // of another source of the run: those in which the key has a meaning
     for (const RopeType type :
          {RopeType::linear, RopeType::dynamic, RopeType::llama3, RopeType::yarn}) {
       if (key.field->applies && !key.field->applies(any)) {
@@ -324,6 +324,11 @@ void check_assignments(const std::string& assignments, const ForeignKeysMaker& f
       }
     }
     key.field->read(any, FieldValue(key.node, key.spelled, key.mark, part.problems));
+  }
+  try {
+    check_names(any.precision);
+  } catch (const KeyError& error) {
+    part.given.complain(error.keys().front(), error.what());
   }
   part.problems.raise();
 }
