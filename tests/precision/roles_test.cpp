@@ -53,6 +53,33 @@ TEST_CASE("every role of every plan is what its spelling says") {
   }
 }
 
+TEST_CASE("a weight with a master that GEMMs do not read can be what its refusal advises") {
+  int refused = 0;
+  for (const std::string& name : plan_names()) {
+    PlanRequest request = plan_request(name.c_str());
+    request.roles.weight = "e5m2 group(128)";
+    request.roles.master_weight = "fp32";
+    const std::string refusal = error_of(request);
+    CAPTURE(name, refusal);
+    if (refusal.find("is not what GEMMs read") == std::string::npos) {
+      CHECK(request.plan == "fp32");
+      continue;
+    }
+    ++refused;
+    for (size_t at = refusal.find("choose '"); (at = refusal.find('\'', at)) != std::string::npos;) {
+      const size_t end = refusal.find('\'', at + 1);
+      request.roles.weight = refusal.substr(at + 1, end - at - 1);
+      CHECK(error_of(request) == "resolved");
+      at = end + 1;
+    }
+    request.roles.weight = "e5m2 group(128)";
+    request.roles.master_weight = "none";
+    CHECK_THAT(refusal, Contains("or set precision.master_weight: none"));
+    CHECK(error_of(request) == "resolved");
+  }
+  CHECK(refused > 20);
+}
+
 TEST_CASE("a role of each name is replaced, in any plan") {
   PlanRequest request = plan_request("te-current");
   for (const auto operand :
