@@ -99,7 +99,7 @@ TEST_CASE("questions are read, and what is wrong with one is said with its line"
   const auto refusal = [&](const std::string& line) {
     return message_of<DataError>([&] { read("\n" + line + "\n"); });
   };
-  CHECK_THAT(refusal("3"), Contains("q.jsonl:2: the line is not a JSON object but number"));
+  CHECK_THAT(refusal("3"), Contains("q.jsonl:2: the line is not a JSON object but a number"));
   CHECK_THAT(refusal(R"({"choices": ["a", "b"]})"),
              Contains("no key 'context' (keys here: choices)"));
   CHECK_THAT(refusal(R"({"context": 3, "choices": ["a", "b"]})"), Contains("'context' is not a"));

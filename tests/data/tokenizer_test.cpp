@@ -165,7 +165,7 @@ TEST_CASE("files of a tokenizer that give a key twice, or name no tokens, are re
     return message_of<DataError>([&] { open_tokenizer(dir.path()); });
   };
   CHECK_THAT(refusal(model + "}", R"(["<s>"])"),
-             Contains("tokenizer_config.json: expected an object, and this is array"));
+             Contains("tokenizer_config.json: expected an object, and this is an array"));
   for (const char* broken : {"{", "", "[]"}) {  // next to our own file, which it does not change
     CHECK_THAT(refusal(make_byte_tokenizer()->to_json(), broken),
                Contains((dir / "tokenizer_config.json").string()));

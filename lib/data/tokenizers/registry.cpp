@@ -48,7 +48,7 @@ nlohmann::json tokenizer_config(const std::filesystem::path& folder) {
     throw DataError(
         fmt::format("{}: expected an object, and this is {}: copy the file of the model "
                     "again, or remove it",
-                    path.string(), document.type_name()));
+                    path.string(), json_type_of(document)));
   }
   return document;
 }
