@@ -141,6 +141,17 @@ int create(const std::filesystem::path& path, int flags) {
       removable.empty() ? "" : fmt::format(", or remove {} if that run is over", removable)));
 }
 
+/// Whether another open file has the kernel's lock.
+bool is_locked(const std::filesystem::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (descriptor < 0) {
+    return false;
+  }
+  const bool locked = ::flock(descriptor, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  ::close(descriptor);
+  return locked;
+}
+
 std::string taken_over(const std::filesystem::path& directory, const Holder& holder) {
   return fmt::format("the previous run in {} did not end cleanly; its lock ({}) was taken over",
                      directory.string(), describe(holder));
@@ -208,6 +219,16 @@ std::string earlier_config(const RunDirectory& run) {
   return std::filesystem::is_regular_file(run.config(), error)
              ? read_text_file(run.config(), kMaxBytes)
              : std::string();
+}
+
+void check_not_in_use(const std::filesystem::path& directory) {
+  for (const char* ending : {"", kFileLock}) {
+    const std::string file = (directory / kLock).string() + ending;
+    const std::optional<Holder> holder = read_holder(std::filesystem::path(file));
+    if (holder && !holder->host.empty() && !is_over(*holder, this_process())) {
+      refuse(directory, *holder, is_locked(file) ? "" : file);
+    }
+  }
 }
 
 RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / kLock) {
