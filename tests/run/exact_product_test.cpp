@@ -14,7 +14,7 @@
 namespace fp8train {
 namespace {
 
-/// A product of two tensors of codes with scales of 8 and 2.
+/// A product of two tensors of codes with scales of 1, for types of any range, and of 8.
 class Codes {
  public:
   Codes(const GemmShape& shape, DType a_type, DType c_type)
@@ -23,8 +23,8 @@ class Codes {
         a_(*device_, a_type, shape.m, shape.k, false),
         b_(*device_, DType::e4m3, shape.n, shape.k, false),
         c_(*device_, c_type, {shape.m, shape.n}, MemoryCategory::workspace) {
-    cast(a_, exact_.a(), shape.m, 8.0F);
-    cast(b_, exact_.b(), shape.n, 2.0F);
+    cast(a_, exact_.a(), shape.m, 1.0F);
+    cast(b_, exact_.b(), shape.n, 8.0F);
   }
 
   ops::Gemm call() const { return {.a = a_.operand(false), .b = b_.operand(true), .c = c_}; }
