@@ -311,10 +311,8 @@ void read_part(const LoadRequest& request, Loading& part) {
 }  // namespace
 
 void check_assignments(const std::string& assignments, const ForeignKeysMaker& foreign_keys) {
-  LoadRequest request;
-  request.env = assignments;
   Loading part(foreign_keys);
-  part.add_sources(request);
+  part.add_sources({.env = assignments});
   Settings any;  // of another source of the run: those in which a key has a meaning
   for (const auto& [position, key] : part.given.all()) {
     for (const RopeType type :
@@ -378,10 +376,8 @@ ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMa
 }
 
 std::vector<Answer> answers_in_file(const std::string& path, const ForeignKeysMaker& foreign_keys) {
-  LoadRequest request;
-  request.path = path;
   Loading part(foreign_keys);
-  read_part(request, part);
+  read_part({.path = path}, part);
   return answers_of(part.given, part.settings);
 }
 

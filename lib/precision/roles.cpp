@@ -149,12 +149,12 @@ void check_weight(const PrecisionPlan& plan) {
     if (plan.fprop.b.is_scaled()) {
       read.push_back(fmt::format("'{}'", describe(plan.fprop.b)));
     }
-    refuse("weight", plan.weight,
-           fmt::format("is not what GEMMs read, as a weight with a master is: choose {}{}",
-                       alternatives(read),
-                       is_stored_format(plan.weight) ? ", or set precision.master_weight: none"
-                                                     : ""),
-           "master_weight");
+    refuse(
+        "weight", plan.weight,
+        fmt::format("is not what GEMMs read, as a weight with a master is: choose {}{}",
+                    alternatives(read),
+                    is_stored_format(plan.weight) ? ", or set precision.master_weight: none" : ""),
+        "master_weight");
   }
 }
 

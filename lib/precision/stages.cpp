@@ -88,8 +88,8 @@ void check_stored_alike(const PlanRequest& request, const PrecisionPlan& run,
   for (const Role& role : plan_roles()) {
     const auto own = of_run.find(role.name);
     if (own != of_run.end() && own->second != of_stage.at(role.name)) {
-      differ.push_back(fmt::format("{} in '{}' and not '{}'", role.name, of_stage.at(role.name),
-                                   own->second));
+      differ.push_back(
+          fmt::format("{} in '{}' and not '{}'", role.name, of_stage.at(role.name), own->second));
       keys.push_back(key_of(role));
     }
   }

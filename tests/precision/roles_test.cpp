@@ -66,7 +66,8 @@ TEST_CASE("a weight with a master that GEMMs do not read can be what its refusal
       continue;
     }
     ++refused;
-    for (size_t at = refusal.find("choose '"); (at = refusal.find('\'', at)) != std::string::npos;) {
+    for (size_t at = refusal.find("choose '");
+         (at = refusal.find('\'', at)) != std::string::npos;) {
       const size_t end = refusal.find('\'', at + 1);
       request.roles.weight = refusal.substr(at + 1, end - at - 1);
       CHECK(error_of(request) == "resolved");

@@ -109,11 +109,10 @@ TEST_CASE("what a refused schedule advises is not refused") {
         for (const Role& role : plan_roles()) {
           if (refusal.find(std::string("precision.") + role.name, keys) < plans) {
             const std::string_view key = role.name;
-            followed.roles.*role.requested =
-                role.format != nullptr ? describe(plan.*role.format)
-                : key == "weight"      ? describe(plan.weight)
-                : plan.master_weight   ? describe(*plan.master_weight)
-                                       : "none";
+            followed.roles.*role.requested = role.format != nullptr ? describe(plan.*role.format)
+                                             : key == "weight"      ? describe(plan.weight)
+                                             : plan.master_weight   ? describe(*plan.master_weight)
+                                                                    : "none";
           }
         }
         CAPTURE(refusal, plan.name);

@@ -367,16 +367,6 @@ TEST_CASE("explain: only the roles that differ from another plan") {
   words[3] = "fp8-fast";
   words.back() = "precision.plan=te-delayed";
   CHECK_THAT(expect_code(0, where.path(), words).out, Catch::Contains("output head\n"));
-  words[3] = "te-delayed";
-  CHECK(expect_code(0, where.path(), words).out == "the run and te-delayed have the same roles\n");
-  words.push_back("precision.moment1=bf16");
-  CHECK(expect_code(0, where.path(), words).out ==
-        "moment 1\n  the run             bf16\n  te-delayed          fp32\n"
-        "bytes per parameter\n  the run             14\n  te-delayed          16\n");
-  words = run;
-  words[3] = "torchao-rowwise-gw-hp";
-  CHECK_THAT(expect_code(0, where.path(), words).out,
-             Catch::Contains("\n  torchao-rowwise-gw-hp bf16\n"));
 }
 
 TEST_CASE("the table of plans in the documentation is the one that explain prints") {

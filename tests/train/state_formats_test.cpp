@@ -209,8 +209,9 @@ TEST_CASE("scales of other shapes are those of another plan, and the file and bo
     write_checkpoint_file(
         dir.path(),
         {.name = name, .tensors = {{tensor.name, DType::f32, shape, values.data()}}, .text = {}});
-    CHECK_THAT(message_of<OtherScales>([&] { load_scaling(dir.path(), scaling); }),
-               Catch::Contains((dir / name).string() + ": tensor '" + tensor.name + "' has shape [" +
+    CHECK_THAT(
+        message_of<OtherScales>([&] { load_scaling(dir.path(), scaling); }),
+        Catch::Contains((dir / name).string() + ": tensor '" + tensor.name + "' has shape [" +
                         fmt::format("{}], expected [{}]", fmt::join(shape, ", "), count)));
   }
 }

@@ -126,15 +126,16 @@ std::shared_ptr<const TokenStore> npy_tokens(const std::filesystem::path& path, 
     file.read(kVersionEnd, &length, length_bytes);
   }
   if (length > kMaxHeader) {
-    throw DataError(fmt::format("{}: the header is damaged: it says that it has {} bytes, and at "
-                                "most {} are read",
-                                name, length, kMaxHeader));
+    throw DataError(
+        fmt::format("{}: the header is damaged: it says that it has {} bytes, and at "
+                    "most {} are read",
+                    name, length, kMaxHeader));
   }
   if (file.size() < begin + length) {
-    throw DataError(fmt::format("{}: the file is cut off in its header, which ends {} byte {}: it "
-                                "has {} bytes; copy it again",
-                                name, file.size() < begin ? "after" : "at", begin + length,
-                                file.size()));
+    throw DataError(
+        fmt::format("{}: the file is cut off in its header, which ends {} byte {}: it "
+                    "has {} bytes; copy it again",
+                    name, file.size() < begin ? "after" : "at", begin + length, file.size()));
   }
   std::string header(length, '\0');
   file.read(begin, header.data(), header.size());

@@ -54,8 +54,8 @@ std::vector<std::string> runs_in(const std::filesystem::path& folder);
 /// Throws DataError when it cannot be read.
 std::string earlier_config(const RunDirectory& run);
 
-/// Throws ConfigError, as RunLock does, if the directory has a lock whose holder is alive, or may be.
-/// Makes and locks nothing: a start that will need the lock does not work in vain.
+/// Throws ConfigError, as RunLock does, if the directory has a lock whose holder is alive, or may
+/// be. Makes and locks nothing: a start that will need the lock does not work in vain.
 void check_not_in_use(const std::filesystem::path& directory);
 
 /// Keeps two runs out of one output directory. The lock is an advisory lock of the kernel on
