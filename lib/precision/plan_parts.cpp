@@ -127,7 +127,15 @@ void apply_schedule(const PlanRequest& request, PrecisionPlan& plan) {
           "'{}' has activations in {}, the run's plan '{}' in {}: all stages have one type",
           stage.plan, name_of(other.activation), plan.name, name_of(plan.activation)));
     }
-    const bool scaled = has_scaled_gemms(own ? plan : other);
+    const PrecisionPlan& begun = own ? plan : other;
+    const bool scaled = has_scaled_gemms(begun);
+    if (scaled && i > 0 && std::ranges::none_of(plan.schedule, &Stage::scaled) &&
+        first_window(begun.fprop, begun.dgrad, begun.wgrad) != 0) {
+      refuse(
+          fmt::format("plan '{}' scales by the step itself in the first steps of a run, which "
+                      "would be over when its stage begins; begin with it",
+                      begun.name));
+    }
     if (!own && scaled) {
       stage_plan(request, plan, stage.plan);
     }
@@ -141,23 +149,11 @@ void apply_schedule(const PlanRequest& request, PrecisionPlan& plan) {
     before = stage.until;
     plan.schedule.push_back({stage.until, scaled, scaled && !own ? stage.plan : ""});
   }
-  const auto first = std::find_if(plan.schedule.begin(), plan.schedule.end(),
-                                  [](const Stage& stage) { return stage.scaled; });
-  if (plan.schedule.empty()) {
-    return;
-  }
-  if (first == plan.schedule.end()) {
+  if (!plan.schedule.empty() && std::ranges::none_of(plan.schedule, &Stage::scaled)) {
     refuse(
         fmt::format("no stage has scaled formats with the run's plan '{}'; name the FP8 plan in "
                     "precision.plan and in a stage",
                     plan.name));
-  }
-  const PrecisionPlan begun = first->plan.empty() ? plan : stage_plan(request, plan, first->plan);
-  if (first != plan.schedule.begin() && first_window(begun.fprop, begun.dgrad, begun.wgrad) != 0) {
-    refuse(
-        fmt::format("plan '{}' scales by the step itself in the first steps of a run, which "
-                    "would be over when its stage begins; begin with it",
-                    begun.name));
   }
 }
 

@@ -149,11 +149,11 @@ void check_weight(const PrecisionPlan& plan) {
     if (plan.fprop.b.is_scaled()) {
       read.push_back(fmt::format("'{}'", describe(plan.fprop.b)));
     }
+    const bool can_be_own = plan.activation != DType::f32 && is_stored_format(plan.weight);
     refuse(
         "weight", plan.weight,
         fmt::format("is not what GEMMs read, as a weight with a master is: choose {}{}",
-                    alternatives(read),
-                    is_stored_format(plan.weight) ? ", or set precision.master_weight: none" : ""),
+                    alternatives(read), can_be_own ? ", or set precision.master_weight: none" : ""),
         "master_weight");
   }
 }

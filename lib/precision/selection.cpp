@@ -124,12 +124,7 @@ void check_names(const PlanRequest& request) {
   if (method.backend.empty() && !method.opt_level.empty()) {
     method.backend = level_backend().name;
   }
-  const bool fits_another =
-      method.backend.empty() && std::ranges::any_of(backends(), [&](const std::string& backend) {
-        return backend != level_backend().name &&
-               std::ranges::count(recipes_of(backend), lower(method.recipe), lower) > 0;
-      });
-  if (!fits_another && !(method.backend + method.recipe).empty()) {
+  if (!(method.backend + method.recipe).empty()) {
     plan_for_method(method);
   }
   PrecisionPlan any;
