@@ -3,111 +3,46 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "base/error.h"
 #include "base/key_error.h"
-#include "base/text.h"
 #include "precision/plan_parts.h"
 
 namespace fp8train {
 namespace {
 
 /// Returns the names and formats of the roles that are stored or sent.
-std::map<std::string, std::string> stored_roles(const PrecisionPlan& plan) {
-  std::map<std::string, std::string> stored = {
+std::vector<std::pair<const char*, std::string>> stored_roles(const PrecisionPlan& plan) {
+  std::vector<std::pair<const char*, std::string>> stored = {
       {"weight", describe(plan.weight)},
       {"master_weight", plan.master_weight ? describe(*plan.master_weight) : "none"}};
   for (const Role& role : plan_roles()) {
     if (role.format != nullptr) {
-      stored.emplace(role.name, describe(plan.*role.format));
+      stored.emplace_back(role.name, describe(plan.*role.format));
     }
   }
   return stored;
 }
 
-/// Returns the plan of a stage, whatever it stores and sends. Throws ConfigError.
-PrecisionPlan plan_of_stage(const PlanRequest& request, const PrecisionPlan& run,
-                            const std::string& name) {
-  PlanRequest stage;
-  stage.plan = name;
-  for (const Role& role : plan_roles()) {
-    if (role.gemm == nullptr) {
-      stage.roles.*role.requested = request.roles.*role.requested;
-    }
-  }
-  stage.use_autocast_during_eval = request.use_autocast_during_eval;
-  stage.swiglu = request.swiglu;
-  stage.attention = request.attention;
-  stage.self_exact = request.self_exact;
-  stage.forward_reads_saved = request.forward_reads_saved;
-  stage.recompute_swiglu = request.recompute_swiglu;
-  stage.exemptions = run.exemptions;
-  if (has_scaled_gemms(run)) {
-    stage.exemptions.head = run.exemptions.head.value_or(true);
-  }
-  stage.layers = request.layers;
-  stage.file_layers = request.file_layers;
-  try {
-    return resolve_plan(stage);
-  } catch (const ConfigError& error) {
-    throw KeyError("precision.schedule", fmt::format(": stage '{}': {}", name, error.what()));
-  }
-}
-
-std::string key_of(const Role& role) {
-  return fmt::format("precision.{}", role.name);
-}
-
-/// Whether the run and its stage `name` store and send alike if the request sets `keys` as `chosen`
-/// has these roles.
-bool are_alike_as_in(const PrecisionPlan& chosen, const std::vector<std::string>& keys,
-                     PlanRequest request, const std::string& name) {
-  const std::map<std::string, std::string> formats = stored_roles(chosen);
-  for (const Role& role : plan_roles()) {
-    if (std::ranges::count(keys, key_of(role)) > 0) {
-      request.roles.*role.requested = formats.at(role.name);
-    }
-  }
-  request.schedule.clear();
-  try {
-    const PrecisionPlan run = resolve_plan(request);
-    return stored_roles(run) == stored_roles(plan_of_stage(request, run, name));
-  } catch (const ConfigError&) {
-    return false;
-  }
-}
-
-void check_stored_alike(const PlanRequest& request, const PrecisionPlan& run,
-                        const PrecisionPlan& stage) {
-  const std::map<std::string, std::string> of_run = stored_roles(run);
-  const std::map<std::string, std::string> of_stage = stored_roles(stage);
+void check_stored_alike(const PrecisionPlan& run, const PrecisionPlan& stage) {
+  const auto of_run = stored_roles(run);
+  const auto of_stage = stored_roles(stage);
   std::vector<std::string> differ, keys;
-  for (const Role& role : plan_roles()) {
-    const auto own = of_run.find(role.name);
-    if (own != of_run.end() && own->second != of_stage.at(role.name)) {
-      differ.push_back(
-          fmt::format("{} in '{}' and not '{}'", role.name, of_stage.at(role.name), own->second));
-      keys.push_back(key_of(role));
+  for (size_t i = 0; i < of_run.size(); ++i) {
+    const auto& [role, text] = of_run[i];
+    if (text != of_stage[i].second) {
+      differ.push_back(fmt::format("{} in '{}' and not '{}'", role, of_stage[i].second, text));
+      keys.push_back(fmt::format("precision.{}", role));
     }
   }
   if (!keys.empty()) {
-    std::vector<std::string> sources;
-    for (const PrecisionPlan* plan : {&run, &stage}) {
-      if (are_alike_as_in(*plan, keys, request, stage.name)) {
-        sources.push_back(fmt::format("'{}'", plan->name));
-      }
-    }
     throw KeyError(
         "precision.schedule",
         fmt::format(": '{}' has {}, unlike the run's plan '{}': what is stored and sent cannot "
-                    "change during a run; {}",
-                    stage.name, fmt::join(differ, ", "), run.name,
-                    sources.empty() ? "choose plans that store and send alike"
-                                    : fmt::format("set {} as in {} for all stages",
-                                                  fmt::join(keys, ", "), alternatives(sources))));
+                    "change during a run; choose plans that store and send alike, or set {} for "
+                    "all stages to what both plans take",
+                    stage.name, fmt::join(differ, ", "), run.name, fmt::join(keys, ", ")));
   }
   if (run.dynamic_loss_scaling != stage.dynamic_loss_scaling) {
     throw KeyError("precision.schedule",
@@ -135,8 +70,32 @@ int64_t end_of(const Stage& stage, int64_t begin, int64_t steps) {
 
 PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
                          const std::string& name) {
-  PrecisionPlan plan = plan_of_stage(request, run, name);
-  check_stored_alike(request, run, plan);
+  PlanRequest stage;
+  stage.plan = name;
+  for (const Role& role : plan_roles()) {
+    if (role.gemm == nullptr) {
+      stage.roles.*role.requested = request.roles.*role.requested;
+    }
+  }
+  stage.use_autocast_during_eval = request.use_autocast_during_eval;
+  stage.swiglu = request.swiglu;
+  stage.attention = request.attention;
+  stage.self_exact = request.self_exact;
+  stage.forward_reads_saved = request.forward_reads_saved;
+  stage.recompute_swiglu = request.recompute_swiglu;
+  stage.exemptions = run.exemptions;
+  if (has_scaled_gemms(run)) {
+    stage.exemptions.head = run.exemptions.head.value_or(true);
+  }
+  stage.layers = request.layers;
+  stage.file_layers = request.file_layers;
+  PrecisionPlan plan;
+  try {
+    plan = resolve_plan(stage);
+  } catch (const ConfigError& error) {
+    throw KeyError("precision.schedule", fmt::format(": stage '{}': {}", name, error.what()));
+  }
+  check_stored_alike(run, plan);
   return plan;
 }
 

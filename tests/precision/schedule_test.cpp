@@ -1,7 +1,6 @@
 // Stages of a run: which steps are plain, and what is refused.
 
 #include <catch2/catch.hpp>
-#include <map>
 
 #include "base/error.h"
 #include "config/load.h"
@@ -57,8 +56,6 @@ TEST_CASE("what cannot be switched in a run is refused in words") {
     }
   }
   CHECK_NOTHROW(resolve_plan(both));
-  CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0, "fp8-min"}}),
-             Contains("as in 'te-current' for all stages"));
   CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0, "fp32"}}),
              Contains("'fp32' has activations in fp32"));
   CHECK_THAT(refusal_of("te-current", {{0.5, "te-curent"}, {0, "bf16"}}),
@@ -75,53 +72,6 @@ TEST_CASE("what cannot be switched in a run is refused in words") {
   CHECK_THAT(refusal_of("te-current", {{7, "te-current"}, {0, "bf16"}, {0, "te-current"}}),
              Contains("stage 2 needs an `until` later"));
   CHECK_THAT(refusal_of("msamp-o2", {{0.5, "bf16"}, {0, "msamp-o2"}}), Contains("begin with it"));
-}
-
-TEST_CASE("what a refused schedule advises is not refused") {
-  std::map<size_t, int> refusals;  // by the number of plans that are advised
-  const auto in_quotes = [](const PrecisionPlan& plan) { return "'" + plan.name + "'"; };
-  for (const std::string& name : plan_names()) {
-    for (const std::string& other : plan_names()) {
-      PlanRequest request;
-      request.plan = name;
-      request.schedule = {{0.5, name}, {0, other}};
-      std::string refusal;
-      try {
-        resolve_plan(request);
-      } catch (const ConfigError& error) {
-        refusal = error.what();
-      }
-      const size_t keys = refusal.find("change during a run; set ");
-      const size_t plans = refusal.find(" as in ");
-      if (refusal.find("change during a run; choose plans") != std::string::npos) {
-        ++refusals[0];
-      }
-      if (keys == std::string::npos) {
-        continue;
-      }
-      size_t advised = 0;
-      for (const PrecisionPlan& plan : {plan_named(name), plan_named(other)}) {
-        if (refusal.find(in_quotes(plan), plans) == std::string::npos) {
-          continue;
-        }
-        ++advised;
-        PlanRequest followed = request;
-        for (const Role& role : plan_roles()) {
-          if (refusal.find(std::string("precision.") + role.name, keys) < plans) {
-            const std::string_view key = role.name;
-            followed.roles.*role.requested = role.format != nullptr ? describe(plan.*role.format)
-                                             : key == "weight"      ? describe(plan.weight)
-                                             : plan.master_weight   ? describe(*plan.master_weight)
-                                                                    : "none";
-          }
-        }
-        CAPTURE(refusal, plan.name);
-        CHECK_NOTHROW(resolve_plan(followed));
-      }
-      ++refusals[advised];
-    }
-  }
-  CHECK((refusals[1] > 0 && refusals[2] > 0));
 }
 
 TEST_CASE("a run has a stage for each scaled plan, and plain steps in them") {
