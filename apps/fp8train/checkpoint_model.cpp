@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/input_file.h"
 #include "base/log.h"
 #include "engine/dry_run.h"
 #include "io/checkpoint/checkpoint.h"
@@ -32,7 +33,7 @@ bool has_delayed_scales(const PrecisionPlan& plan) {
 }  // namespace
 
 fs::path find_model_folder(const fs::path& path) {
-  if (fs::exists(path / "config.json")) {
+  if (has_file(path / "config.json")) {
     refuse_incomplete(path);
     return path;
   }

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/nearest.h"
 #include "base/screen.h"
 #include "base/text.h"
@@ -31,6 +32,7 @@ namespace fp8train {
 namespace {
 
 int report(const std::string& message, int code) {
+  log_reported_error(message);
   const bool several = message.find('\n') != std::string::npos;
   print_fitted(stderr, "{}{}{}\n", colored(stderr, Color::red, "error:"), several ? "\n" : " ",
                without_controls(message));

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -13,10 +14,12 @@
 #include "base/text.h"
 #include "choices.h"
 #include "commands.h"
+#include "data/folder_files.h"
 #include "data/inspect.h"
 #include "data/prepare.h"
 #include "data/readers/data_format.h"
 #include "data/text_source.h"
+#include "data/tokenizers/registry.h"
 #include "io/metrics.h"
 #include "json_text.h"
 #include "text_stream.h"
@@ -99,11 +102,25 @@ void print_details(const DataFileFacts& facts) {
   print_fitted("  xxh3-128    {}\n", facts.xxh3_128);
 }
 
-/// Leaves out files that belong to others of the list and are read together with them.
+/// Adds the list and the tokenizer of a folder that `data prepare` wrote. Throws DataError for a
+/// list of something else.
+void add_files_of_prepared(const std::filesystem::path& list,
+                           std::set<std::filesystem::path>& companions) {
+  const std::filesystem::path folder = list.parent_path();
+  expand_path((folder / ".").string(), DataSplit::all);
+  companions.insert(list);
+  for (const char* name : tokenizers::tokenizer_file_names()) companions.insert(folder / name);
+  for (const std::string& name : names_of_part(folder, FolderPart::tokenizer)) {
+    companions.insert(folder / name);
+  }
+}
+
+/// Leaves out files that belong to others of the list.
 void remove_companions(std::vector<std::filesystem::path>& paths, const std::string& named) {
   std::set<std::filesystem::path> companions;
   for (const std::filesystem::path& path : paths) {
     try {
+      if (path.filename() == kDatasetFile) add_files_of_prepared(path, companions);
       const DataFormat& format = format_of(path, named);
       if (format.companions == nullptr) continue;
       for (auto& companion : format.companions(path, true)) {
@@ -113,7 +130,9 @@ void remove_companions(std::vector<std::filesystem::path>& paths, const std::str
       continue;  // inspect_file() says it
     }
   }
-  std::erase_if(paths, [&](const auto& path) { return companions.contains(path); });
+  if (!std::ranges::all_of(paths, [&](const auto& path) { return companions.contains(path); })) {
+    std::erase_if(paths, [&](const auto& path) { return companions.contains(path); });
+  }
 }
 
 /// All files, also behind one that is damaged.

@@ -99,13 +99,14 @@ void print_stages(const Session& session, const DryRunStep& largest) {
     blocks.push_back(part_of_stage(session.engine, stage).blocks());
   }
   const ActionTimes& first = times.front();
+  const auto [least, most] = std::ranges::minmax(blocks);
   print_fitted(
-      "stages  {}, of {} to {} blocks, in the order {}, up to {} micro-batches{} in the first one "
+      "stages  {}, of {}{}, in the order {}, up to {} micro-batches{} in the first one "
       "at a time; idle for {:.1f} % of the time of their work, with {} micro-batches per step and "
       "passes that last as 1 : {:.2f} : {:.2f} (forward, backward, weight gradients of the first "
       "one, as modelled for an H100); FLOP and memory are those of stage {}, which needs the most "
       "memory\n",
-      shape.stages, std::ranges::min(blocks), std::ranges::max(blocks),
+      shape.stages, least == most ? "" : fmt::format("{} to ", least), counted(most, "block"),
       layout.schedule_file.empty() ? std::string(name_in(kScheduleKinds, layout.schedule))
                                    : "of " + layout.schedule_file,
       cost.held.front(), shape.chunks > 1 ? " of a chunk" : "", 100 * cost.bubble,

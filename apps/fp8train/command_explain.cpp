@@ -95,7 +95,7 @@ void print_note(fmt::format_string<Values...> text, Values&&... values) {
 
 /// A title and its text, in further lines below itself where it is long.
 void print_row(std::string_view title, const std::string& text) {
-  print_note("  {:<20}{}", title, text);
+  print_note("  {:<{}}{}", title, std::max<size_t>(20, title.size() + 1), text);
 }
 
 /// Prints the formats of GEMMs in short, the bytes of the plan, then every role.
@@ -203,13 +203,14 @@ std::vector<Difference> differences(const PrecisionPlan& plan, const PrecisionPl
 
 void print_differences(const PrecisionPlan& plan, const PrecisionPlan& other) {
   const std::vector<Difference> all = differences(plan, other);
+  const std::string own = plan.name == other.name ? "the run" : plan.name;
   if (all.empty()) {
-    print_fitted("{} and {} have the same roles\n", plan.name, other.name);
+    print_fitted("{} and {} have the same roles\n", own, other.name);
     return;
   }
   for (const Difference& one : all) {
     print_fitted("{}\n", one.role);
-    print_row(plan.name, one.here);
+    print_row(own, one.here);
     print_row(other.name, one.there);
   }
 }

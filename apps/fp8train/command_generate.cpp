@@ -248,6 +248,14 @@ std::vector<Prompt> prompts_of(const GenerateOptions& options, const CheckpointM
     if (text == record.end() || !text->is_string()) {
       throw DataError(where + ": expected an object with \"prompt\", the text to continue");
     }
+    for (const auto& [key, ignored] : record.items()) {
+      if (key != "prompt") {
+        throw DataError(fmt::format(
+            "{}: unknown key '{}': a line has \"prompt\" alone; remove the key, and set what holds "
+            "for all prompts by the options of `fp8train generate --help`",
+            where, key));
+      }
+    }
     add(text->get<std::string>(), where);
   });
   if (prompts.empty()) {

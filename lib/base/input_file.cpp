@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,14 @@ InputFile::InputFile(std::filesystem::path path, Links links) : path_(std::move(
     if (code == ELOOP && links == Links::refuse) {
       throw DataError(fmt::format("{}: is a symbolic link; name the file it points to instead",
                                   path_.string()));
+    }
+    std::error_code unseen;
+    const std::filesystem::path target = std::filesystem::read_symlink(path_, unseen);
+    if (code == ENOENT && !target.empty()) {
+      throw DataError(
+          fmt::format("cannot open {}: it is a link to {}, which does not exist; fetch that file "
+                      "again, or remove the link",
+                      path_.string(), target.string()));
     }
     throw DataError(fmt::format("cannot open {}: {}", path_.string(), std::strerror(code)));
   }
@@ -85,6 +94,14 @@ void InputFile::read(uint64_t offset, void* to, size_t bytes) const {
     }
     done += static_cast<size_t>(got);
   }
+}
+
+bool has_file(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
+  std::error_code unseen;
+  const fs::file_type type = fs::status(path, unseen).type();
+  return type == fs::file_type::not_found ? fs::is_symlink(fs::symlink_status(path, unseen))
+                                          : type != fs::file_type::directory;
 }
 
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) {

@@ -53,6 +53,10 @@ class InputFile {
   FileIdentity opened_;
 };
 
+/// Whether there is something other than a folder, be it a link whose file is gone, or nobody
+/// knows: a file that may be absent is read where this is true, and then what is wrong is an error.
+bool has_file(const std::filesystem::path& path);
+
 /// The whole file as a string. Throws DataError naming the file when it cannot be read or is larger
 /// than `max_bytes`.
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes);

@@ -86,6 +86,13 @@ Json read_json_file(const std::filesystem::path& path, size_t max_bytes, JsonKey
   return parse_json<Json>(read_text_file(path, max_bytes), path.string(), keys);
 }
 
+std::string json_type_of(const nlohmann::json& value) {
+  const std::string type = value.type_name();
+  return value.is_null()      ? type
+         : value.is_boolean() ? "true or false"
+                              : (type.find_first_of("ao") == 0 ? "an " : "a ") + type;
+}
+
 nlohmann::json json_object_or_empty(std::string_view text) {
   try {
     nlohmann::json value = parse_json(text, "", JsonKeys::last_wins);

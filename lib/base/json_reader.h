@@ -26,6 +26,9 @@ template <class Json = nlohmann::json>
 Json read_json_file(const std::filesystem::path& path, size_t max_bytes = kMaxJsonFile,
                     JsonKeys keys = JsonKeys::unique);
 
+/// Returns the type of a value for messages: "an array".
+std::string json_type_of(const nlohmann::json& value);
+
 /// Returns the value of a text that is an object, else an empty object.
 nlohmann::json json_object_or_empty(std::string_view text);
 

@@ -70,6 +70,15 @@ void log_warning(std::string_view text) {
   logger().warn("{}", without_controls(text));
 }
 
+void log_reported_error(std::string_view text) {
+  const auto& sinks = logger().sinks();
+  if (sinks.size() > 1) {
+    sinks.front()->set_level(spdlog::level::off);
+    logger().error("{}", without_controls(text));
+    sinks.front()->set_level(spdlog::level::trace);
+  }
+}
+
 void set_log_level(LogLevel level) {
   logger().set_level(kLevels[static_cast<size_t>(level)]);
 }

@@ -14,6 +14,10 @@ enum class LogLevel { debug, info, warning, error };
 void log_info(std::string_view text);
 void log_warning(std::string_view text);
 
+/// Writes a line with the level error to the file alone, if one is open: standard error has the
+/// text, as whoever reports the error words it. Does nothing where the file cannot be written.
+void log_reported_error(std::string_view text);
+
 /// Drops lines below `level`. The default is info.
 void set_log_level(LogLevel level);
 

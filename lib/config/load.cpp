@@ -308,12 +308,10 @@ void read_part(const LoadRequest& request, Loading& part) {
 }  // namespace
 
 void check_assignments(const std::string& assignments) {
-  LoadRequest request;
-  request.env = assignments;
   Loading part;
-  part.add_sources(request);
+  part.add_sources({.env = assignments});
+  Settings any;  // of another source of the run: those in which a key has a meaning
   for (const auto& [position, key] : part.given.all()) {
-    Settings any;  // of another source of the run: those in which the key has a meaning
     for (const RopeType type :
          {RopeType::linear, RopeType::dynamic, RopeType::llama3, RopeType::yarn}) {
       if (key.field->applies && !key.field->applies(any)) {
@@ -321,6 +319,11 @@ void check_assignments(const std::string& assignments) {
       }
     }
     key.field->read(any, FieldValue(key.node, key.spelled, key.mark, part.problems));
+  }
+  try {
+    check_names(any.precision);
+  } catch (const KeyError& error) {
+    part.given.complain(error.keys().front(), error.what());
   }
   part.problems.raise();
 }
@@ -370,10 +373,8 @@ ReadAnswers read_answers(const std::vector<Answer>& answers) {
 }
 
 std::vector<Answer> answers_in_file(const std::string& path) {
-  LoadRequest request;
-  request.path = path;
   Loading part;
-  read_part(request, part);
+  read_part({.path = path}, part);
   return answers_of(part.given, part.settings);
 }
 

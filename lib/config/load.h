@@ -31,8 +31,8 @@ struct LoadRequest {
 Settings load_settings(const LoadRequest& request);
 
 /// Reads the assignments of FP8TRAIN_SET alone. Throws ConfigError as load_settings does for wrong
-/// syntax, unknown keys and values that a key never has; whether keys fit together depends on the
-/// files.
+/// syntax, unknown keys and values that a key never has, names of plans among them; whether keys
+/// fit together depends on the files.
 void check_assignments(const std::string& assignments);
 
 /// Puts the location of a given key before an error of the key (base/key_error.h), as

@@ -80,9 +80,8 @@ bool is_other(const std::string& name) {
 
 std::vector<std::string> names_of_part(const fs::path& folder, FolderPart part) {
   std::vector<std::string> names;
-  std::error_code unseen;
   for (const Companion& each : kCompanions) {
-    if (each.part == part && fs::is_regular_file(folder / each.name, unseen)) {
+    if (each.part == part && has_file(folder / each.name)) {
       names.emplace_back(each.name);
     }
   }

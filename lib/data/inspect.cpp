@@ -40,11 +40,6 @@ class Inspection {
     const InputFile file(path_);
     facts_.bytes = file.size();
     facts_.xxh3_128 = *hash_content(file);
-    if (format_.companions != nullptr) {
-      for (const auto& companion : format_.companions(path_, true)) {
-        facts_.bytes += InputFile(companion).size();
-      }
-    }
   }
 
   void add_tokens(const int32_t* ids, size_t count) {

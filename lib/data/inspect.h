@@ -27,7 +27,7 @@ struct DataFileFacts {
   std::string path;
   std::string format;                  ///< a name of data/readers/data_format.h
   std::string type;                    ///< of stored ids, "u16"; empty: text
-  uint64_t bytes = 0;                  ///< bytes of the file, and of those that belong to it
+  uint64_t bytes = 0;                  ///< bytes of the file, without those that belong to it
   std::optional<int64_t> tokens;       ///< none for a text without a tokenizer
   std::optional<int64_t> documents;    ///< those of the format; else, with a tokenizer that has an
                                        ///< end-of-sequence id, the number of these

@@ -68,7 +68,7 @@ std::vector<fs::path> prepared_files(const fs::path& folder, DataSplit split) {
 }
 
 std::vector<fs::path> files_of_folder(const fs::path& folder, DataSplit split) {
-  if (fs::exists(folder / kDatasetFile)) return prepared_files(folder, split);
+  if (has_file(folder / kDatasetFile)) return prepared_files(folder, split);
   const std::vector<std::string_view> suffixes = data_suffixes();
   std::vector<fs::path> paths;
   try {
@@ -76,7 +76,7 @@ std::vector<fs::path> files_of_folder(const fs::path& folder, DataSplit split) {
          entry != fs::recursive_directory_iterator(); ++entry) {
       const bool is_hidden = entry->path().filename().native().starts_with('.');
       if (entry->is_directory()) {
-        const bool is_prepared = !is_hidden && fs::exists(entry->path() / kDatasetFile);
+        const bool is_prepared = !is_hidden && has_file(entry->path() / kDatasetFile);
         if (is_prepared) {
           const std::vector<fs::path> files = prepared_files(entry->path(), split);
           paths.insert(paths.end(), files.begin(), files.end());
@@ -87,7 +87,7 @@ std::vector<fs::path> files_of_folder(const fs::path& folder, DataSplit split) {
       const std::string extension = lower(without_compression(entry->path()).extension().string());
       const bool is_data = extension == kParquet ||
                            std::find(suffixes.begin(), suffixes.end(), extension) != suffixes.end();
-      if (is_data && !is_hidden && entry->is_regular_file()) paths.push_back(entry->path());
+      if (is_data && !is_hidden && has_file(entry->path())) paths.push_back(entry->path());
     }
   } catch (const fs::filesystem_error& error) {
     throw DataError(

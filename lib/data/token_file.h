@@ -44,7 +44,7 @@ struct TokenFile {
   uint64_t first_byte;  ///< of the ids
   int64_t count;        ///< tokens of all runs
   std::vector<SequenceRun> runs = {{0, 0}};
-  /// How many documents the file says that it has; empty: as many as DocumentTable has.
+  /// The number of documents that the file says it has; empty: as many as DocumentTable has.
   std::optional<int64_t> documents = {};
 };
 

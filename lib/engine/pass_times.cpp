@@ -68,10 +68,8 @@ void add(ActionTimes& sum, const ActionTimes& times, double count) {
 
 /// Whether backward computes the layer's product again: all of a half but its last one.
 bool is_recomputed(const LinearSite& site, Recompute recompute) {
-  const bool of_attention = site.name.find(".attention.") != std::string::npos;
   return site.block >= 0 && !site.ends_branch &&
-         (recompute == Recompute::block ||
-          recompute == (of_attention ? Recompute::attention : Recompute::mlp));
+         recomputes(recompute, site.of_attention ? Recompute::attention : Recompute::mlp);
 }
 
 }  // namespace
@@ -108,7 +106,7 @@ std::vector<ActionTimes> pass_times(const EngineSettings& settings) {
         one, tokens);
   }
   ActionTimes attention = of_token.of_attention();
-  if (recompute == Recompute::block || recompute == Recompute::attention) {
+  if (recomputes(recompute, Recompute::attention)) {
     attention.backward += attention.forward;
   }
   for (int64_t block = 0; block < blocks; ++block) {

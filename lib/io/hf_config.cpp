@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/input_file.h"
 #include "io/safetensors/tensor_source.h"
 #include "io/safetensors/weight_codes.h"
 #include "io/strict_json.h"
@@ -137,7 +138,7 @@ std::string write_hf_config(const ModelConfig& config, DType dtype, const HfConf
 std::vector<int64_t> read_end_tokens(const std::filesystem::path& folder, const HfConfig& config) {
   std::vector<int64_t> ids;
   const std::filesystem::path path = folder / kGenerationFile;
-  if (std::filesystem::is_regular_file(path)) {
+  if (has_file(path)) {
     const Json document = detail::read_strict_json(path.string());
     const Json given = document.is_object() ? document.value("eos_token_id", Json()) : Json();
     for (const Json& id : given.is_array() ? given : Json::array({given})) {

@@ -20,6 +20,7 @@ void for_each_linear_of_attention(const ModelConfig& config, int64_t block, cons
          .in_features = config.hidden_size,
          .out_features = config.qkv_width(),
          .block = block,
+         .of_attention = true,
          .has_bias = config.qkv_bias,
          .matrices = {queries, keys, keys},
          .split = Split::columns});
@@ -27,6 +28,7 @@ void for_each_linear_of_attention(const ModelConfig& config, int64_t block, cons
          .in_features = queries,
          .out_features = config.hidden_size,
          .block = block,
+         .of_attention = true,
          .has_bias = config.attention_output_bias,
          .ends_branch = true,
          .matrices = {config.hidden_size},

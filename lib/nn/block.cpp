@@ -54,12 +54,12 @@ void Block::forward(const StepContext& context, Residual& stream, View y, int64_
       recompute_ != Recompute::block && (!encodes_residuals_ || recompute_ == Recompute::mlp);
   saved.middle = context.training && reads_middle ? allocate(*context.saved, y.dtype, y.shape) : y;
   {
-    const Dropped dropped(context, recomputes(Recompute::attention));
+    const Dropped dropped(context, recomputes(recompute_, Recompute::attention));
     run_attention(context, stream, stream.branch, batch, caches, saved);
   }
   stream = stream.plus_branch(saved.middle);
   {
-    const Dropped dropped(context, recomputes(Recompute::mlp));
+    const Dropped dropped(context, recomputes(recompute_, Recompute::mlp));
     run_mlp(context, stream, stream.branch, saved);
   }
   stream = stream.plus_branch(y);

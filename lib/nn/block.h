@@ -72,9 +72,6 @@ class Block {
   void run_attention(const StepContext& context, const Residual& stream, View y, int64_t batch,
                      std::span<const KvCache> caches, Saved& saved) const;
   void run_mlp(const StepContext& context, const Residual& stream, View y, Saved& saved) const;
-  bool recomputes(Recompute half) const {
-    return recompute_ == half || recompute_ == Recompute::block;
-  }
 
   Norm attention_norm_;
   Attention attention_;

@@ -21,6 +21,11 @@ inline constexpr std::pair<Recompute, std::string_view> kRecomputes[] = {
     {Recompute::mlp, "mlp"},
     {Recompute::block, "block"}};
 
+/// Whether backward computes the results of `half`, attention or mlp, again.
+constexpr bool recomputes(Recompute recompute, Recompute half) {
+  return recompute == half || recompute == Recompute::block;
+}
+
 /// Returns the name of a choice in a configuration.
 constexpr std::string_view name_of(Recompute recompute) {
   return kRecomputes[static_cast<size_t>(recompute)].second;

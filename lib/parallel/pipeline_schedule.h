@@ -70,7 +70,7 @@ struct ScheduleCost {
   std::vector<double> idle;   ///< share of the step in which a stage waits
 };
 
-/// When a stage sends and receives, if all passes take as long.
+/// The order in which a stage sends and receives, if all passes take as long.
 struct StageOrder {
   /// A message to the stage: the number of the action that reads it, and how many actions the stage
   /// begins before it is sent. Where stages receive no later, messages that wait for all before

@@ -26,6 +26,7 @@ struct LinearSite {
   int64_t out_features = 0;  ///< N
   int64_t block = -1;        ///< -1: outside the blocks
   bool is_head = false;
+  bool of_attention = false;  ///< else, in a block, of its MLP or experts
   bool reads_swiglu = false;  ///< its input is the product of a SwiGLU
   bool has_bias = false;
   bool ends_branch = false;  ///< its output is added to the residual stream

@@ -355,6 +355,10 @@ std::vector<std::string> plan_names();
 /// what there is.
 std::string plan_for_method(const PlanRequest& request);
 
+/// Throws ConfigError naming the key for a plan, a method or a role's format that no run has,
+/// whatever the rest of its request is.
+void check_names(const PlanRequest& request);
+
 /// Whether an operand of a GEMM has scales.
 bool has_scaled_gemms(const PrecisionPlan& plan);
 

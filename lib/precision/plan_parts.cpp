@@ -99,7 +99,8 @@ void check_stored_alike(const PrecisionPlan& run, const PrecisionPlan& stage) {
     throw KeyError(
         "precision.schedule",
         fmt::format(": '{}' has {}, unlike the run's plan '{}': what is stored and sent cannot "
-                    "change during a run; set {} to one of the two for all stages",
+                    "change during a run; choose plans that store and send alike, or set {} for "
+                    "all stages to what both plans take",
                     stage.name, fmt::join(differ, ", "), run.name, fmt::join(keys, ", ")));
   }
   if (run.dynamic_loss_scaling != stage.dynamic_loss_scaling) {
@@ -174,7 +175,15 @@ void apply_schedule(const PlanRequest& request, PrecisionPlan& plan) {
           "'{}' has activations in {}, the run's plan '{}' in {}: all stages have one type",
           stage.plan, name_of(other.activation), plan.name, name_of(plan.activation)));
     }
-    const bool scaled = has_scaled_gemms(own ? plan : other);
+    const PrecisionPlan& begun = own ? plan : other;
+    const bool scaled = has_scaled_gemms(begun);
+    if (scaled && i > 0 && std::ranges::none_of(plan.schedule, &Stage::scaled) &&
+        begun.first_window() != 0) {
+      refuse(
+          fmt::format("plan '{}' scales by the step itself in the first steps of a run, which "
+                      "would be over when its stage begins; begin with it",
+                      begun.name));
+    }
     if (!own && scaled) {
       stage_plan(request, plan, stage.plan);
     }
@@ -188,23 +197,11 @@ void apply_schedule(const PlanRequest& request, PrecisionPlan& plan) {
     before = stage.until;
     plan.schedule.push_back({stage.until, scaled, scaled && !own ? stage.plan : ""});
   }
-  const auto first = std::find_if(plan.schedule.begin(), plan.schedule.end(),
-                                  [](const Stage& stage) { return stage.scaled; });
-  if (plan.schedule.empty()) {
-    return;
-  }
-  if (first == plan.schedule.end()) {
+  if (!plan.schedule.empty() && std::ranges::none_of(plan.schedule, &Stage::scaled)) {
     refuse(
         fmt::format("no stage has scaled formats with the run's plan '{}'; name the FP8 plan in "
                     "precision.plan and in a stage",
                     plan.name));
-  }
-  const PrecisionPlan begun = first->plan.empty() ? plan : stage_plan(request, plan, first->plan);
-  if (first != plan.schedule.begin() && begun.first_window() != 0) {
-    refuse(
-        fmt::format("plan '{}' scales by the step itself in the first steps of a run, which "
-                    "would be over when its stage begins; begin with it",
-                    begun.name));
   }
 }
 

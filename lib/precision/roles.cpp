@@ -145,9 +145,16 @@ void check_weight(const PrecisionPlan& plan) {
   const bool copy = !plan.weight.is_scaled() && is_plain(plan.weight, plan.activation);
   const bool codes = plan.weight.is_scaled() && plan.weight == plan.fprop.b;
   if (!copy && !codes) {
-    refuse("weight", plan.weight,
-           fmt::format("with a master weight is what GEMMs read: '{}' or '{}'",
-                       name_of(plan.activation), describe(plan.fprop.b)));
+    std::vector<std::string> read = {fmt::format("'{}'", name_of(plan.activation))};
+    if (plan.fprop.b.is_scaled()) {
+      read.push_back(fmt::format("'{}'", describe(plan.fprop.b)));
+    }
+    const bool can_be_own = plan.activation != DType::f32 && is_stored_format(plan.weight);
+    refuse(
+        "weight", plan.weight,
+        fmt::format("is not what GEMMs read, as a weight with a master is: choose {}{}",
+                    alternatives(read), can_be_own ? ", or set precision.master_weight: none" : ""),
+        "master_weight");
   }
 }
 

@@ -10,6 +10,7 @@
 #include "base/nearest.h"
 #include "base/text.h"
 #include "precision/plan_entries.h"
+#include "precision/role_request.h"
 
 namespace fp8train {
 namespace {
@@ -107,6 +108,29 @@ std::string plan_for_method(const PlanRequest& request) {
       fmt::format(": no plan for backend '{}' and recipe '{}'; there are {}: {}; {}",
                   request.backend, by_level ? request.opt_level : request.recipe, backends_text(),
                   recipes_text(), fmt::format("{}: {}", level_backend().name, opt_levels_text())));
+}
+
+void check_names(const PlanRequest& request) {
+  if (!request.plan.empty()) {
+    plan_named(request.plan);
+  }
+  for (const LayerRequest& layer : request.layers) {
+    plan_named(layer.plan, "precision.layers");
+  }
+  for (const StageRequest& stage : request.schedule) {
+    plan_named(stage.plan, "precision.schedule");
+  }
+  PlanRequest method = request;
+  if (method.backend.empty() && !method.opt_level.empty()) {
+    method.backend = level_backend().name;
+  }
+  if (!(method.backend + method.recipe).empty()) {
+    plan_for_method(method);
+  }
+  PrecisionPlan any;
+  apply_gemm_roles({.roles = request.roles}, any);
+  apply_weight_roles({.roles = request.roles}, any);
+  apply_stored_roles({.roles = request.roles}, any);
 }
 
 std::string backends_text() {

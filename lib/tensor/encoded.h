@@ -4,13 +4,13 @@
 // the moments of the optimizer, an input saved for backward, a packet. Or a matrix as one GEMM
 // reads it. Views of memory that the caller owns.
 //
-// Flat formats from one step to the next (is_stored_format): fp32, bf16; fp32 as bf16 with a
-// remainder; and fp16, bf16, e4m3 or e5m2 with a current scale (fp32 or a power of two) for the
-// whole tensor or for each kStoredBlock of consecutive elements; and e4m3 with dynamic range
-// expansion (COAT) for each group. Rounding is nearest-even or, but for fp32 and remainders,
-// stochastic. A scale is format_max / amax of the stored values (bf16: 1 / amax), or 1 for zeros.
-// And NVFP4 (two_level_groups()), in which each kStoredBlock has the codes and scales of a row of
-// that length cast as "e2m1 1x16 current e4m3 row_scaled".
+// Flat tensors have these formats from one step to the next (is_stored_format): fp32, bf16; fp32 as
+// bf16 with a remainder; fp16, bf16, e4m3 or e5m2 with a current scale (fp32 or a power of two) for
+// the whole tensor or for each kStoredBlock of consecutive elements; e4m3 with dynamic range
+// expansion (COAT) for each group; and NVFP4 (two_level_groups()), in which each kStoredBlock has
+// the codes and scales of a row of that length cast as "e2m1 1x16 current e4m3 row_scaled".
+// Rounding is nearest-even or, but for fp32 and remainders, stochastic. A scale is format_max /
+// amax of the stored values (bf16: 1 / amax), or 1 for zeros.
 
 #include <cstdint>
 

@@ -10,7 +10,6 @@
 #include <string_view>
 #include <thread>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "base/clock.h"

@@ -121,6 +121,10 @@ RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevi
     return mesh_shape(request.settings.parallelism.layout, comm.topology());
   });
   const Mesh mesh(shape, comm.rank(), nullptr);
+  const std::filesystem::path folder = request.settings.output_dir;
+  if (mesh.leads()) {
+    keyed<ConfigError>("output_dir", [&] { check_not_in_use(folder); });
+  }
   const Stopwatch since_start;
   Session opened = open_session(request.settings, true, comm.size());
   section_advances();
@@ -135,7 +139,7 @@ RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevi
       .comm = &comm,
       .rank_device = &rank_device,
       .session = std::move(opened),
-      .records = RunRecords(request.settings.output_dir, mesh.leads()),
+      .records = RunRecords(folder, mesh.leads()),
       .listener = mesh.leads() && request.listener != nullptr ? request.listener : &silent,
       .earlier_config = {},
       .threads = threads,

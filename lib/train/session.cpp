@@ -70,9 +70,7 @@ ModelConfig resolve_model(Session& session) {
                       "example with `hf download NAME --local-dir FOLDER`, and name the folder",
                       settings.from));
     }
-    std::error_code unseen;
-    const auto config = std::filesystem::path(settings.from) / "config.json";
-    if (!std::filesystem::exists(config, unseen) && !unseen) {
+    if (!has_file(std::filesystem::path(settings.from) / "config.json")) {
       const std::string what = describe_other_folder(settings.from);
       throw Keyed<CheckpointError>(
           "model.from",

@@ -29,4 +29,19 @@ TEST_CASE("a missing file, a folder and a FIFO are refused with their path and k
   CHECK_THROWS_WITH(read_text_file(folder / "pipe", 10), Catch::Contains("it is a FIFO"));
 }
 
+TEST_CASE("a link whose file is gone is not absent, and its error names both", "[base]") {
+  const test::TempDir folder;
+  std::filesystem::create_symlink("blobs/gone", folder / "link");
+  std::filesystem::create_symlink("loop", folder / "loop");
+  write_file_atomically(folder / "file", "a");
+  for (const char* name : {"link", "loop", "file"}) {
+    CHECK(has_file(folder / name));
+  }
+  CHECK_FALSE(has_file(folder / "absent"));
+  CHECK_FALSE(has_file(folder / "file/below"));
+  CHECK_FALSE(has_file(folder.path()));
+  CHECK_THROWS_WITH(read_text_file(folder / "link", 10),
+                    Catch::Contains("/link: it is a link to blobs/gone, which does not exist"));
+}
+
 }  // namespace fp8train

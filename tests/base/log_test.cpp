@@ -1,6 +1,9 @@
 #include "base/log.h"
 
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
+#include <cstdio>
 #include <string>
 
 #include "base/error.h"
@@ -22,6 +25,25 @@ TEST_CASE("log lines reach the file with their level; lower levels are dropped",
   CHECK_THAT(text, Catch::Contains("info step {} done"));
   CHECK_THAT(text, Catch::Contains("warning logged line"));
   CHECK_THAT(text, !Catch::Contains("dropped line"));
+}
+
+TEST_CASE("an error that standard error has is in the file alone", "[base]") {
+  log_reported_error("no file is open in a program that logs nothing");
+  const test::TempDir folder;
+  open_log_file((folder / "run.log").string());
+  std::FILE* const captured = std::tmpfile();
+  const int saved = ::dup(STDERR_FILENO);
+  ::dup2(::fileno(captured), STDERR_FILENO);
+  log_reported_error("the run ended");
+  log_warning("after it");
+  ::dup2(saved, STDERR_FILENO);
+  ::close(saved);
+  std::rewind(captured);
+  std::string shown(4096, '\0');
+  shown.resize(std::fread(shown.data(), 1, shown.size(), captured));
+  std::fclose(captured);
+  CHECK_THAT(shown, Catch::Contains("after it") && !Catch::Contains("the run ended"));
+  CHECK_THAT(read_text_file(folder / "run.log", 1 << 16), Catch::Contains("error the run ended"));
 }
 
 TEST_CASE("control characters of names do not reach the log or a terminal", "[base]") {

@@ -104,9 +104,10 @@ TEST_CASE("a malformed JSON line names file and line") {
   };
   CHECK_THAT(refusal("{\"text\":\"a\"}\n{\"text\":\n"),
              Contains("d.jsonl:2:1: not JSON: this { is not closed"));
-  CHECK_THAT(refusal("\n\n[1]\n"), Contains("d.jsonl:3: the line is not a JSON object but number"));
+  CHECK_THAT(refusal("\n\n[1]\n"),
+             Contains("d.jsonl:3: the line is not a JSON object but a number"));
   CHECK_THAT(refusal("{\"body\":\"a\"}"), Contains("d.jsonl:1: no key 'text' (keys here: body)"));
-  CHECK_THAT(refusal("{\"text\":3}"), Contains("not a string but number"));
+  CHECK_THAT(refusal("{\"text\":3}"), Contains("not a string but a number"));
   CHECK_THAT(refusal("{\"text\":\"\xE9\"}"),
              Contains("d.jsonl:1:10: byte 0xE9 is not UTF-8; if the file is Latin-1: iconv"));
   CHECK_THAT(refusal(R"({"text": "a \ud83d b"})"),

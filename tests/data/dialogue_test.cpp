@@ -115,7 +115,7 @@ TEST_CASE("a record that is no dialogue is refused with file and line", "[data][
   const std::pair<const char*, const char*> cases[] = {
       {"{", "f:7:1: not JSON"},
       {R"({"text": "a"})", "f:7: not a dialogue"},
-      {R"({"messages": "a"})", "not a list but string"},
+      {R"({"messages": "a"})", "not a list but a string"},
       {R"({"messages": [{"role": "tool", "content": "a"}]})", "message 1: unknown role 'tool'"},
       {R"({"messages": [{"role": "user", "content": 1}]})", "'content' is missing or not a text"},
       {R"({"messages": [{"role": "user", "content": ["a"]}]})", "a part of its content is not"},

@@ -58,6 +58,25 @@ TEST_CASE("a folder is the data files in it and below, by name") {
              Contains("xxx: File name too long"));
 }
 
+TEST_CASE("links to nothing in a folder of data are named, and not left out") {
+  namespace fs = std::filesystem;
+  const test::TempDir dir;
+  fs::create_directory(dir / "a");
+  test::write_file(dir / "a/b.txt", "x");
+  fs::create_symlink("gone", dir / "a/c.txt");
+  CHECK(found_in(dir, "a") == FoundNames{"a/b.txt", "a/c.txt"});
+  // Without its index a file of ids would be read as one of another format.
+  test::write_file(dir / "t.bin", std::string(64, '\1'));
+  fs::create_symlink("gone", dir / "t.idx");
+  const DataFormat& format = format_of(dir / "t.bin", "auto");
+  CHECK(format.name == "indexed");
+  CHECK_THAT(message_of<DataError>([&] { format.open(dir / "t.bin", 300, false); }),
+             Contains("t.idx: it is a link to gone"));
+  fs::create_symlink("gone", dir / "a/dataset.json");
+  CHECK_THAT(message_of<DataError>([&] { found_in(dir, "a"); }),
+             Contains("a/dataset.json: it is a link to gone"));
+}
+
 TEST_CASE("a prepared folder is its training or its validation files") {
   const test::TempDir dir;
   test::write_file(dir / "t.txt", std::string(1000, 'a') + std::string(1000, 'b'));

@@ -28,8 +28,7 @@ TEST_CASE("token files say type, tokens, documents, range of ids and hash") {
   CHECK(indexed.documents == 4);
   CHECK(indexed.min_id == 0);
   CHECK(indexed.max_id == 50210);  // the largest i * 7919 % 50257 below 250
-  CHECK(indexed.bytes == std::filesystem::file_size(kInspected / "indexed_u16.bin") +
-                             std::filesystem::file_size(kInspected / "indexed_u16.idx"));
+  CHECK(indexed.bytes == std::filesystem::file_size(kInspected / "indexed_u16.bin"));
   CHECK(indexed.first_ids.size() == 24);
   CHECK(indexed.first_ids[1] == 7919);
   const std::string content = test::read_file(kInspected / "indexed_u16.bin");
@@ -100,7 +99,7 @@ TEST_CASE("questions are read, and what is wrong with one is said with its line"
   const auto refusal = [&](const std::string& line) {
     return message_of<DataError>([&] { read("\n" + line + "\n"); });
   };
-  CHECK_THAT(refusal("3"), Contains("q.jsonl:2: the line is not a JSON object but number"));
+  CHECK_THAT(refusal("3"), Contains("q.jsonl:2: the line is not a JSON object but a number"));
   CHECK_THAT(refusal(R"({"choices": ["a", "b"]})"),
              Contains("no key 'context' (keys here: choices)"));
   CHECK_THAT(refusal(R"({"context": 3, "choices": ["a", "b"]})"), Contains("'context' is not a"));

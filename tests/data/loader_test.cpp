@@ -2,8 +2,10 @@
 
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <numeric>
 #include <set>
+#include <thread>
 
 #include "base/error.h"
 
@@ -25,12 +27,14 @@ class FailingStore final : public TokenStore {
   explicit FailingStore(int64_t bad) : bad_(bad) {}
   int64_t size() const override { return 1000; }
   void read(int64_t offset, int64_t count, int32_t* to) const override {
+    ++reads;
     if (broken && offset <= bad_ && bad_ < offset + count) {
       throw DataError("the disk is gone");
     }
     std::fill_n(to, count, 7);
   }
   std::atomic<bool> broken{true};
+  mutable std::atomic<int> reads{0};
 
  private:
   int64_t bad_;
@@ -219,6 +223,21 @@ TEST_CASE("a read error reaches the consumer in its place and leaves the positio
     CHECK_NOTHROW(loader.next());
     CHECK(loader.position() == 4);
   }
+}
+
+TEST_CASE("nothing is read ahead of a batch that fails") {
+  const auto store = std::make_shared<FailingStore>(35);
+  Corpus corpus;
+  corpus.append(store, 0, store->size());
+  LoaderSettings settings;
+  settings.seq_length = 10;
+  settings.shuffle = false;
+  settings.prefetch = 8;
+  store->reads = 0;
+  Loader loader(corpus, settings);
+  loader.next();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK(store->reads == 4);  // three batches and the one that fails
 }
 
 TEST_CASE("a loader can be dropped at any moment") {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "data/tokenizers/registry.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 
@@ -164,7 +165,7 @@ TEST_CASE("files of a tokenizer that give a key twice, or name no tokens, are re
     return message_of<DataError>([&] { open_tokenizer(dir.path()); });
   };
   CHECK_THAT(refusal(model + "}", R"(["<s>"])"),
-             Contains("tokenizer_config.json: expected an object, and this is array"));
+             Contains("tokenizer_config.json: expected an object, and this is an array"));
   for (const char* broken : {"{", "", "[]"}) {  // next to our own file, which it does not change
     CHECK_THAT(refusal(make_byte_tokenizer()->to_json(), broken),
                Contains((dir / "tokenizer_config.json").string()));
@@ -174,6 +175,20 @@ TEST_CASE("files of a tokenizer that give a key twice, or name no tokens, are re
   CHECK_THAT(
       refusal(R"({"model": {"type": "BPE", "vocab": {"a": 0, "a": 1}, "merges": []}})", "{}"),
       Contains("tokenizer.json") && Contains("'a'"));
+}
+
+TEST_CASE("files of a tokenizer that are links to nothing are not passed over") {
+  namespace fs = std::filesystem;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}) {
+    const test::TempDir dir;
+    test::write_file(dir / "tokenizer.json", make_byte_tokenizer()->to_json());
+    fs::remove(dir / name);
+    fs::create_symlink("../blobs/0", dir / name);
+    CAPTURE(name);
+    CHECK(tokenizers::has_tokenizer(dir.path()));
+    CHECK_THAT(message_of<DataError>([&] { open_tokenizer(dir.path()); }),
+               Contains((dir / name).string() + ": it is a link to ../blobs/0"));
+  }
 }
 
 TEST_CASE("a pattern that forbids machine code is interpreted") {

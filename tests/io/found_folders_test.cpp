@@ -154,6 +154,22 @@ TEST_CASE("of one file and an index the file counts, as in transformers") {
   CHECK(TensorSource(dir.path()).read_f32("w", {1}).front() == 2);
 }
 
+TEST_CASE("files of a model that are links to nothing are not passed over") {
+  const float one = 1;
+  for (const char* name : {"model.safetensors", "config.json"}) {  // it may say that w is codes
+    const test::TempDir dir;
+    write_safetensors({{"w", DType::f32, {1}, &one}}, {}, dir / "model.safetensors");
+    fs::remove(dir / name);
+    fs::create_symlink("../blobs/0", dir / name);
+    CHECK_THAT(message_of<CheckpointError>([&] { TensorSource(dir.path()); }),
+               Contains((dir / name).string() + ": it is a link to ../blobs/0"));
+  }
+  const test::TempDir dir;
+  fs::create_symlink("../blobs/0", dir / "generation_config.json");
+  CHECK_THAT(message_of<CheckpointError>([&] { read_end_tokens(dir.path(), {}); }),
+             Contains("generation_config.json: it is a link"));
+}
+
 TEST_CASE("pointers of git-lfs are named") {
   const test::TempDir dir;
   constexpr const char* kPointer =

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 
 #include "base/error.h"
@@ -56,8 +57,30 @@ TEST_CASE("a second run in one directory is refused while the first lives") {
   CHECK_THAT(
       message_of<ConfigError>([&] { RunLock second(dir / "run"); }),
       Contains("in use by another run: process " + std::to_string(::getpid())) && Contains(host()));
+  const std::string refused = message_of<ConfigError>([&] { check_not_in_use(dir / "run"); });
+  CHECK(refused == message_of<ConfigError>([&] { RunLock second(dir / "run"); }));
   first.reset();
+  CHECK_NOTHROW(check_not_in_use(dir / "run"));
   CHECK(RunLock(dir / "run").warning().empty());
+}
+
+TEST_CASE("a start that looks whether a directory is free leaves it as it is") {
+  const test::TempDir dir;
+  check_not_in_use(dir / "run");
+  CHECK_FALSE(fs::exists(dir / "run"));
+  ::unsetenv("SLURM_JOB_ID");
+  for (const char* name : {"run.lock", "run.lock.held"}) {
+    const test::TempDir used;
+    test::write_file(used / name, R"({"host":"elsewhere","pid":1,"slurm_job":"4711"})");
+    const std::string refused = message_of<ConfigError>([&] { check_not_in_use(used.path()); });
+    CHECK_THAT(refused, Contains("remove " + (used / name).string()));
+    CHECK(std::distance(fs::directory_iterator(used.path()), {}) == 1);
+    ::setenv("SLURM_JOB_ID", "4711", 1);
+    CHECK_NOTHROW(check_not_in_use(used.path()));
+    ::unsetenv("SLURM_JOB_ID");
+    test::write_file(used / name, R"({"host":")" + host() + R"(","pid":1,"started":1})");
+    CHECK_NOTHROW(check_not_in_use(used.path()));  // of a process that is over
+  }
 }
 
 TEST_CASE("the lock of a process that died is taken over with a warning") {

@@ -50,12 +50,15 @@ struct Sums {
 };
 
 float rounded(float scaled, DType dtype) {
-  return dtype == DType::e4m3 ? decode(encode<e4m3>(scaled)) : decode(encode<e5m2>(scaled));
+  float value = 0;
+  with_fp8_type(dtype,
+                [&](auto tag) { value = decode(encode<typename decltype(tag)::Type>(scaled)); });
+  return value;
 }
 
 /// Scales as torchao and the MX specification say, from each block; or `fixed` where it is not 0.
 Sums reference(const Matrix& x, const TensorFormat& format, Extents block, float fixed) {
-  const double largest = format.dtype == DType::e4m3 ? 448.0 : 57344.0;
+  const double largest = double{format_max(format.dtype)};
   Sums sums;
   for (int64_t top = 0; top < x.rows; top += block.height) {
     for (int64_t left = 0; left < x.columns; left += block.width) {

@@ -111,8 +111,12 @@ struct Layer {
     const bool gated = activation == MlpKind::swiglu;
     const int64_t inner = gated ? kInner : kWidth;
     down = store.add({.name = "down", .shape = {kWidth, inner}});
-    const std::vector<LinearPlan> plans = plan_linears(
-        plan, {{"up", kWidth, kWidth, 0, false}, {"down", inner, kWidth, 0, false, gated}});
+    const std::vector<LinearPlan> plans = plan_linears(plan, {{"up", kWidth, kWidth, 0, false},
+                                                              {.name = "down",
+                                                               .in_features = inner,
+                                                               .out_features = kWidth,
+                                                               .block = 0,
+                                                               .reads_swiglu = gated}});
     mlp = std::make_unique<Mlp>(activation, Linear(plans[0], up, nullptr, scaling),
                                 Linear(plans[1], down, nullptr, scaling),
                                 saved_format(plan, plan.saved_nonlinear));

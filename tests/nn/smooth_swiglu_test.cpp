@@ -38,8 +38,12 @@ PrecisionPlan plan_with(const std::string& name, SwigluInput swiglu) {
 }
 
 std::vector<LinearPlan> linears_of(const PrecisionPlan& plan) {
-  return plan_linears(
-      plan, {{"up", kWidth, 2 * kInner, 0, false}, {"down", kInner, kWidth, 0, false, true}});
+  return plan_linears(plan, {{"up", kWidth, 2 * kInner, 0, false},
+                             {.name = "down",
+                              .in_features = kInner,
+                              .out_features = kWidth,
+                              .block = 0,
+                              .reads_swiglu = true}});
 }
 
 /// One MLP with its weights, which are bf16 numbers, and one batch.

@@ -119,6 +119,14 @@ TEMPLATE_LIST_TEST_CASE("every code survives decode and encode", "[numeric]", Na
   CHECK(wrong == 0);
 }
 
+TEMPLATE_LIST_TEST_CASE("the table of types has the largest value and the last that rounds to it",
+                        "[numeric]", Fp8Types) {
+  const std::vector<double> values = test::magnitudes<TestType>();
+  const size_t largest = test::definition<TestType>().max_code;
+  CHECK(format_max(kTypeOf<TestType>) == values[largest]);
+  CHECK(saturation_threshold(kTypeOf<TestType>) == (values[largest] + values[largest + 1]) / 2);
+}
+
 TEST_CASE("the edges of E4M3 and E5M2 are those of cuda_fp8.h", "[numeric]") {
   CHECK(encode<e4m3>(449.0F).bits == 0x7E);
   CHECK(encode<e4m3>(kInfinity).bits == 0x7E);

@@ -1,5 +1,6 @@
 // Casts with a scale for each block against a plain reference in double precision.
 
+#include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>
 
@@ -34,10 +35,11 @@ struct Orientation {
 };
 
 uint8_t encode_scalar(DType dtype, float value) {
-  if (dtype == DType::i8) {
-    return static_cast<uint8_t>(encode<int8_t>(value));
-  }
-  return dtype == DType::e4m3 ? encode<e4m3>(value).bits : encode<e5m2>(value).bits;
+  uint8_t code = 0;
+  with_code_type(dtype, [&](auto tag) {
+    code = std::bit_cast<uint8_t>(encode<typename decltype(tag)::Type>(value));
+  });
+  return code;
 }
 
 /// Index of the scale (row, column) among [down, across] ones.

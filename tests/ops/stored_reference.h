@@ -5,29 +5,28 @@
 // of their own against exact probabilities and fp64.
 
 #include <algorithm>
+#include <catch2/catch.hpp>
 #include <cmath>
+#include <type_traits>
 
 #include "numeric/bits.h"
 #include "numeric/codec.h"
 #include "numeric/scale.h"
+#include "numeric/with_type.h"
 #include "ops/op_test_support.h"
 #include "ops/storage/storage_math.h"
 
 namespace fp8train::test {
 
 inline float decode_bits(DType dtype, uint32_t bits) {
-  switch (dtype) {
-    case DType::bf16:
-      return decode(bf16{static_cast<uint16_t>(bits)});
-    case DType::f16:
-      return decode(f16{static_cast<uint16_t>(bits)});
-    case DType::e4m3:
-      return decode(e4m3{static_cast<uint8_t>(bits)});
-    case DType::e5m2:
-      return decode(e5m2{static_cast<uint8_t>(bits)});
-    default:
-      return float_of(bits);
-  }
+  float value = float_of(bits);
+  with_stored_type(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    if constexpr (!std::is_same_v<T, float>) {
+      value = decode(T{static_cast<decltype(T::bits)>(bits)});
+    }
+  });
+  return value;
 }
 
 /// Bits of the finite code nearest to `value`, the even one of two. Codes of one sign are ordered.
@@ -53,16 +52,16 @@ inline uint32_t nearest_code(DType dtype, float value) {
 }
 
 inline uint32_t stochastic_code(DType dtype, float value, uint32_t random) {
-  switch (dtype) {
-    case DType::bf16:
-      return encode_stochastic<bf16>(value, random).bits;
-    case DType::f16:
-      return encode_stochastic<f16>(value, random).bits;
-    case DType::e4m3:
-      return encode_stochastic<e4m3>(value, random).bits;
-    default:
-      return encode_stochastic<e5m2>(value, random).bits;
-  }
+  uint32_t code = 0;
+  with_stored_type(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    if constexpr (!std::is_same_v<T, float>) {
+      code = encode_stochastic<T>(value, random).bits;
+    } else {
+      FAIL("fp32 is not rounded");
+    }
+  });
+  return code;
 }
 
 inline uint32_t bits_at(Array& array, size_t i) {

@@ -18,7 +18,11 @@ std::vector<LinearSite> two_blocks() {
   for (int64_t i = 0; i < 2; ++i) {
     const std::string layer = "layers." + std::to_string(i) + ".";
     sites.push_back({layer + "mlp.up", 64, 192, i, false});
-    sites.push_back({layer + "mlp.down", 96, 64, i, false, true});
+    sites.push_back({.name = layer + "mlp.down",
+                     .in_features = 96,
+                     .out_features = 64,
+                     .block = i,
+                     .reads_swiglu = true});
   }
   sites.push_back({"head", 64, 80, -1, true});
   return sites;

@@ -77,7 +77,9 @@ TEST_CASE("a pattern that matches nothing is an error that lists the layers") {
 
 TEST_CASE("the setting of SwiGLU's product is for down projections that are not exempt") {
   const std::vector<LinearSite> sites = {
-      {"up", 64, 192, 0, false}, {"down", 96, 64, 0, false, true}, {"head", 64, 64, -1, true}};
+      {"up", 64, 192, 0, false},
+      {.name = "down", .in_features = 96, .out_features = 64, .block = 0, .reads_swiglu = true},
+      {"head", 64, 64, -1, true}};
   PrecisionPlan plan = plan_named("te-delayed");
   plan.swiglu = SwigluInput::smoothed;
   std::vector<LinearPlan> plans = plan_linears(plan, sites);
@@ -114,7 +116,11 @@ TEST_CASE("the setting of SwiGLU's product is for down projections that are not 
 /// Delayed or current, a scale of the whole tensor is that of the forward pass.
 TEST_CASE("a product that is made again has a scale for each block in every layer, or none") {
   const std::vector<LinearSite> sites = {{"layers.0.up", 128, 512, 0, false},
-                                         {"layers.0.down", 256, 128, 0, false, true},
+                                         {.name = "layers.0.down",
+                                          .in_features = 256,
+                                          .out_features = 128,
+                                          .block = 0,
+                                          .reads_swiglu = true},
                                          {"head", 128, 256, -1, true}};
   PlanRequest request;
   request.recompute_swiglu = true;

@@ -29,7 +29,11 @@ std::vector<LinearSite> two_blocks() {
     sites.push_back({layer + "attention.qkv", 64, 192, i, false});
     sites.push_back({layer + "attention.output", 64, 64, i, false});
     sites.push_back({layer + "mlp.up", 64, 192, i, false});
-    sites.push_back({layer + "mlp.down", 96, 64, i, false, true});
+    sites.push_back({.name = layer + "mlp.down",
+                     .in_features = 96,
+                     .out_features = 64,
+                     .block = i,
+                     .reads_swiglu = true});
   }
   sites.push_back({"head", 64, 80, -1, true});
   return sites;

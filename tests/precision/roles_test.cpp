@@ -53,6 +53,28 @@ TEST_CASE("every role of every plan is what its spelling says") {
   }
 }
 
+TEST_CASE("a weight with a master that GEMMs do not read can be what its refusal advises") {
+  for (const std::string& name : plan_names()) {
+    PlanRequest request = plan_request(name.c_str());
+    request.roles.weight = "e5m2 group(128)";
+    request.roles.master_weight = "fp32";
+    const std::string refusal = error_of(request);
+    CAPTURE(name, refusal);
+    REQUIRE_THAT(refusal, Contains("is not what GEMMs read"));
+    for (size_t at = refusal.find("choose '");
+         (at = refusal.find('\'', at)) != std::string::npos;) {
+      const size_t end = refusal.find('\'', at + 1);
+      request.roles.weight = refusal.substr(at + 1, end - at - 1);
+      CHECK(error_of(request) == "resolved");
+      at = end + 1;
+    }
+    request.roles.weight = "e5m2 group(128)";
+    request.roles.master_weight = "none";
+    const bool advised = refusal.find("or set precision.master_weight: none") != std::string::npos;
+    CHECK(advised == (error_of(request) == "resolved"));
+  }
+}
+
 TEST_CASE("a role of each name is replaced, in any plan") {
   PlanRequest request = plan_request("te-current");
   for (const auto operand :

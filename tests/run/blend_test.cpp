@@ -112,7 +112,20 @@ TEST_CASE("inspect says a line for each file, and goes on behind a damaged one")
     CHECK(fs::exists(folder / index));
     const Words shards = {"data", "inspect", std::string(format) + "/" + name, index};
     CHECK_THAT(expect_code(0, folder.path(), shards).out, Contains(name) && !Contains(".idx"));
+    // All of the folder: its list and its tokenizer are no data.
+    const Outcome all = expect_code(
+        0, folder.path(), {"data", "inspect", std::string(format) + "/*", "text.txt", "--json"});
+    CHECK(all.err.empty());
+    REQUIRE(lines_of(all.out).size() == 2);
+    CHECK(nlohmann::json::parse(lines_of(all.out)[0]).at("bytes") ==
+          fs::file_size(folder / format / name));
   }
+  const Words lists = {"data", "inspect", "llmc/dataset.json", "llmc/tokenizer.json"};
+  CHECK_THAT(expect_code(3, folder.path(), lists).err, Contains("2 of 2 files"));
+  fs::create_directory(folder / "other");
+  write_file(folder / "other/dataset.json", "[{\"text\": \"a record\"}]");
+  const Words records = {"data", "inspect", "other/dataset.json", "text.txt"};
+  CHECK(lines_of(expect_code(0, folder.path(), records).out).size() == 2);
   const Words alone = {"data", "inspect", "llmc/train_000000.idx", "text.txt"};
   CHECK_THAT(expect_code(3, folder.path(), alone).err, Contains("is an index"));
 }

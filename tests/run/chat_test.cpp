@@ -140,6 +140,10 @@ TEST_CASE("a chat model answers, ends where the template does, and knows the dia
   write_file(run.path() / "prompts.jsonl", "{\"prompt\": \"a\", \"prompt\": \"b\"}\n");
   CHECK_THAT(expect_code(3, run.path(), with({"--prompts", "prompts.jsonl"})).err,
              Contains("prompts.jsonl:1") && Contains("prompt"));
+  write_file(run.path() / "prompts.jsonl",
+             "{\"prompt\": \"a\"}\n{\"prompt\": \"b\", \"max_new_tokens\": 9}\n");
+  CHECK_THAT(expect_code(3, run.path(), with({"--prompts", "prompts.jsonl"})).err,
+             Contains("prompts.jsonl:2: unknown key 'max_new_tokens'"));
   write_file(run.path() / "prompts.jsonl", "\n");
   CHECK_THAT(expect_code(3, run.path(), with({"--prompts", "prompts.jsonl"})).err,
              Contains("prompts.jsonl: holds no prompts"));

@@ -65,6 +65,26 @@ TEST_CASE("a variable with a value that runs refuse is a problem") {
   CHECK(variables_with({"FP8TRAIN_SET=parallelism.schedule_file=f"}).at("health") == "ok");
   CHECK(variables_with({"FP8TRAIN_SET=model.rope_scaling.factor=16"}).at("health") == "ok");
   CHECK(variables_with({"FP8TRAIN_SET=model.rope_scaling.factor=-1"}).at("health") == "problem");
+  for (const char* fits_some_file :
+       {"precision.plan=fp8-safe;precision.moment1=bf16", "fp8.recipe=ROWWISE", "fp8.opt_level=O3",
+        "fp8.recipe=O2", "fp8.backend=torchao", "precision.master_weight=none",
+        "precision.schedule=[{until: 0.5, plan: bf16}, {plan: te-current}]"}) {
+    CAPTURE(fits_some_file);
+    CHECK(variables_with({std::string("FP8TRAIN_SET=") + fits_some_file}).at("health") == "ok");
+  }
+  for (const auto& [wrong, why] :
+       {std::pair{"precision.plan=te-curent", "did you mean te-current?"},
+        {"precision.layers={'layers.0.*': te-curent}", "precision.layers: no plan 'te-curent'"},
+        {"precision.schedule=[{until: 0.5, plan: x}, {plan: bf16}]", "precision.schedule: no plan"},
+        {"fp8.recipe=rowise", "fp8.recipe: no plan for"},
+        {"fp8.backend=torch", "fp8.backend: no plan for"},
+        {"fp8.opt_level=O9", "fp8.opt_level: no plan for"},
+        {"precision.moment1=e4m9", "precision.moment1: "}}) {
+    CAPTURE(wrong);
+    const json found = variables_with({std::string("FP8TRAIN_SET=") + wrong});
+    CHECK(found.at("health") == "problem");
+    CHECK_THAT(found.at("fix").get<std::string>(), Catch::Contains(why));
+  }
   CHECK_THAT(variables_with({"FP8TRAIN_CACHE_DIR=/tmp"}).at("text").get<std::string>(),
              Catch::Contains("FP8TRAIN_CACHE_DIR=/tmp"));
   for (const char* wrong :

@@ -205,6 +205,9 @@ TEST_CASE("a pipeline is estimated by its stage with the most memory") {
   CHECK_THAT(out, Contains("stages  4, of 1 to 4 blocks, in the order 1f1b, up to 4 micro-batches "
                            "in the first one at a time; idle for ") &&
                       Contains("are those of stage 0, which needs the most memory"));
+  const Words two = {"estimate", "model.preset=toy", "--world-size", "2", "parallelism.pipeline=2"};
+  CHECK_THAT(expect_code(0, folder.path(), two).out,
+             Contains("stages  2, of 1 block, in the order"));
   const std::string whole =
       expect_code(0, folder.path(),
                   estimate({"--world-size", "8", "training.gradient_accumulation_steps=16"}))

@@ -14,7 +14,7 @@
 namespace fp8train {
 namespace {
 
-/// A product of two tensors of codes with scales of 8 and 2.
+/// A product of two tensors of codes with scales of 1, for types of any range, and of 8.
 class Codes {
  public:
   Codes(const GemmShape& shape, DType a_type, DType c_type)
@@ -24,8 +24,8 @@ class Codes {
         b_(*device_, codes_format(per::tensor, DType::e4m3, ScalePolicy::delayed), shape.n,
            shape.k),
         c_(*device_, c_type, {shape.m, shape.n}, MemoryCategory::workspace) {
-    cast(a_, exact_.a(), shape.m, 8.0F);
-    cast(b_, exact_.b(), shape.n, 2.0F);
+    cast(a_, exact_.a(), shape.m, 1.0F);
+    cast(b_, exact_.b(), shape.n, 8.0F);
   }
 
   ops::Gemm call() const { return {.a = a_.operand(false), .b = b_.operand(true), .c = c_}; }

@@ -146,6 +146,9 @@ TEST_CASE("a run that another machine has is left alone, but for a later start o
   CHECK_THAT(refused.err, Catch::Contains("run is in use by another run: process 1 on elsewhere "
                                           "(Slurm job 4711)") &&
                               Catch::Contains("remove") && Catch::Contains("run.lock"));
+  // Before the tokens are looked at, and long before the dry run.
+  CHECK_THAT(expect_code(2, folder.path(), tiny_run("run", 6, {"data.train=absent.txt"})).err,
+             Catch::Contains("in use by another run"));
   CHECK(read_file(folder / "run/run.lock") == holder);
   CHECK(read_file(folder / "run/metrics.jsonl") == metrics);
   CHECK(read_file(folder / "run/config.resolved.yaml") == config);

@@ -74,6 +74,10 @@ TEST_CASE("what was frozen stays frozen, and more may be; nothing saved is passe
              Catch::Contains("step-000020 differs from this run:") &&
                  Catch::Contains("training.frozen: had embedding.weight, and has it no longer") &&
                  Catch::Contains("to continue that run: change this back"));
+  CHECK_THAT(read_file(shop.run("run") / "train.log"),
+             Catch::Contains(" error ") &&
+                 Catch::Contains("step-000020 differs from this run:\n") &&
+                 Catch::Contains("training.frozen: had embedding.weight"));
   const Outcome checked = run_program(
       shop.folder(), Workshop::command("te-delayed", "run", {"training.frozen=embedding.weight"}));
   CHECK(checked.code == 4);

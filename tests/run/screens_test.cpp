@@ -261,6 +261,20 @@ std::vector<std::pair<std::string, Use>> uses() {
   };
 }
 
+TEST_CASE("explain --diff tells the run from the plan of its name") {
+  const TempDir where;
+  Words words = {"explain", "model.preset=toy", "--diff", "te-delayed",
+                 "precision.plan=te-delayed"};
+  CHECK(expect_code(0, where.path(), words).out == "the run and te-delayed have the same roles\n");
+  words.emplace_back("precision.moment1=bf16");
+  CHECK(expect_code(0, where.path(), words).out ==
+        "moment 1\n  the run             bf16\n  te-delayed          fp32\n"
+        "bytes per parameter\n  the run             14\n  te-delayed          16\n");
+  words = {"explain", "model.preset=toy", "--diff", "torchao-rowwise-gw-hp", "precision.plan=bf16"};
+  CHECK_THAT(expect_code(0, where.path(), words).out,
+             Contains("\n  torchao-rowwise-gw-hp e4m3 row"));
+}
+
 TEST_CASE("every command fits a terminal of 80 columns") {
   const TextFolder folder;
   write_file(folder / "accelerate.yaml",

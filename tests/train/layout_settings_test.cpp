@@ -108,6 +108,14 @@ TEST_CASE("the order of zero_bubble is made for the run's passes, and is the sam
   settings.step.decoder.recompute = Recompute::block;
   CHECK(pass_times(settings)[0].backward > times[0].backward);
   CHECK(pass_times(settings)[0].weight_gradient == times[0].weight_gradient);
+  const auto again = [&](Recompute recompute) {
+    settings.step.decoder.recompute = recompute;
+    return pass_times(settings)[0].backward - times[0].backward;
+  };
+  CHECK(again(Recompute::attention) > 0);
+  CHECK(again(Recompute::mlp) > 0);
+  CHECK(again(Recompute::attention) != Approx(again(Recompute::mlp)));
+  CHECK(again(Recompute::attention) + again(Recompute::mlp) == Approx(again(Recompute::block)));
   settings.part = part_of_stage(settings, 1);
   CHECK(pass_times(settings).empty());
 }

@@ -1,7 +1,6 @@
 // Master weights in two halves, a bf16 weight and a remainder, against fp32 ones: exact.
 
 #include <catch2/catch.hpp>
-#include <nlohmann/json.hpp>
 
 #include "engine/dry_run.h"
 #include "numeric/codec.h"

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>

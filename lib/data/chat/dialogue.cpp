@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json_reader.h"
 #include "data/readers/json_lines.h"
 
 namespace fp8train {
@@ -121,7 +122,7 @@ class Record {
  private:
   Dialogue messages(const Json& list) const {
     if (!list.is_array()) {
-      fail(fmt::format("the messages are not a list but {}", list.type_name()));
+      fail(fmt::format("the messages are not a list but {}", json_type_of(list)));
     }
     Dialogue dialogue;
     for (size_t i = 0; i < list.size(); ++i) dialogue.push_back(message(list[i], i + 1));
@@ -159,7 +160,7 @@ class Record {
 
   std::string text_of(Text key) const {
     if (!value_.at(key).is_string()) {
-      fail(fmt::format("'{}' is not a text but {}", key, value_.at(key).type_name()));
+      fail(fmt::format("'{}' is not a text but {}", key, json_type_of(value_.at(key))));
     }
     return value_.at(key).get<std::string>();
   }

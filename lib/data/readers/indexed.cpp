@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/input_file.h"
 #include "data/readers/data_format.h"
 #include "data/readers/sequence_index.h"
 #include "data/token_file.h"
@@ -14,10 +15,8 @@ namespace fp8train {
 namespace {
 
 bool is_indexed(const FileHead& head) {
-  std::error_code unseen;
   if (head.path == index_path(head.path)) return !document_index_of(head.path).empty();
-  return indexed_format().has_suffix(head.path) &&
-         std::filesystem::exists(index_path(head.path), unseen);
+  return indexed_format().has_suffix(head.path) && has_file(index_path(head.path));
 }
 
 std::shared_ptr<const TokenStore> indexed_tokens(const std::filesystem::path& path,

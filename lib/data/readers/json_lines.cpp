@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/json_error.h"
+#include "base/json_reader.h"
 #include "base/log.h"
 #include "data/byte_stream.h"
 #include "data/utf8.h"
@@ -242,7 +243,7 @@ nlohmann::json parse_json_line(std::string_view line, const std::string& where) 
 JsonRecord::JsonRecord(std::string_view line, std::string where)
     : where_(std::move(where)), value_(parse_json_line(line, where_)) {
   if (!value_.is_object()) {
-    fail(fmt::format("the line is not a JSON object but {}", value_.type_name()));
+    fail(fmt::format("the line is not a JSON object but {}", json_type_of(value_)));
   }
 }
 
@@ -260,7 +261,7 @@ const nlohmann::json& JsonRecord::at(std::initializer_list<std::string_view> key
 
 std::string JsonRecord::text(const nlohmann::json& value, std::string_view key) const {
   if (!value.is_string()) {
-    fail(fmt::format("'{}' is not a string but {}", key, value.type_name()));
+    fail(fmt::format("'{}' is not a string but {}", key, json_type_of(value)));
   }
   return value.get<std::string>();
 }

@@ -125,11 +125,17 @@ std::shared_ptr<const TokenStore> npy_tokens(const std::filesystem::path& path, 
   if (file.size() >= begin) {
     file.read(kVersionEnd, &length, length_bytes);
   }
-  if (file.size() < begin || length > kMaxHeader || file.size() - begin < length) {
+  if (length > kMaxHeader) {
     throw DataError(
-        fmt::format("{}: a header of {} bytes from byte {} on is beyond the file's {} "
-                    "bytes, or beyond {}",
-                    name, length, begin, file.size(), kMaxHeader));
+        fmt::format("{}: the header is damaged: it says that it has {} bytes, and at "
+                    "most {} are read",
+                    name, length, kMaxHeader));
+  }
+  if (file.size() < begin + length) {
+    throw DataError(
+        fmt::format("{}: the file is cut off in its header, which ends {} byte {}: it "
+                    "has {} bytes; copy it again",
+                    name, file.size() < begin ? "after" : "at", begin + length, file.size()));
   }
   std::string header(length, '\0');
   file.read(begin, header.data(), header.size());

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstring>
 #include <string>
-#include <system_error>
 
 #include "base/error.h"
 #include "base/input_file.h"
@@ -187,8 +186,7 @@ class IndexReader {
 
 /// Whether the file is there and begins as an index does: another program may name its own so.
 bool is_index(const std::filesystem::path& path) {
-  std::error_code unseen;
-  if (!std::filesystem::is_regular_file(path, unseen)) return false;
+  if (!has_file(path)) return false;
   const InputFile file(path);
   std::array<char, kIndexMagic.size()> start = {};
   if (file.size() < start.size()) return false;

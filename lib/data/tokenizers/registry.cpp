@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <system_error>
 
 #include "base/error.h"
 #include "base/input_file.h"
@@ -48,22 +47,20 @@ std::span<const char* const> tokenizer_file_names() {
 
 nlohmann::json tokenizer_config(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "tokenizer_config.json";
-  if (!std::filesystem::is_regular_file(path)) return nlohmann::json::object();
+  if (!has_file(path)) return nlohmann::json::object();
   nlohmann::json document = read_json_file(path);
   if (!document.is_object()) {
     throw DataError(
         fmt::format("{}: expected an object, and this is {}: copy the file of the model "
                     "again, or remove it",
-                    path.string(), document.type_name()));
+                    path.string(), json_type_of(document)));
   }
   return document;
 }
 
 bool has_tokenizer(const std::filesystem::path& folder) {
-  return std::any_of(std::begin(kFolderFiles), std::end(kFolderFiles), [&](const char* name) {
-    std::error_code unseen;
-    return std::filesystem::exists(folder / name, unseen);
-  });
+  return std::any_of(std::begin(kFolderFiles), std::end(kFolderFiles),
+                     [&](const char* name) { return has_file(folder / name); });
 }
 
 }  // namespace tokenizers
@@ -88,7 +85,7 @@ constexpr Builtin kBuiltins[] = {
 /// `option`: what names another one; empty where nothing does.
 fs::path file_in(const fs::path& folder, std::string_view option = "") {
   for (const char* name : tokenizers::tokenizer_file_names()) {
-    if (fs::exists(folder / name)) return folder / name;
+    if (has_file(folder / name)) return folder / name;
   }
   throw DataError(fmt::format("{}: the folder has no {}{}{}", folder.string(),
                               fmt::join(tokenizers::tokenizer_file_names(), " and no "),

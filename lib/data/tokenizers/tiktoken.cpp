@@ -31,8 +31,9 @@ struct SpecialToken {
   int32_t id;
 };
 
-/// How a published vocabulary splits texts, and its special tokens (tiktoken_ext/openai_public.py;
-/// meta-llama/llama3, llama/tokenizer.py; QwenLM/Qwen, tokenization_qwen.py).
+/// The pattern by which a published vocabulary splits texts, and its special tokens
+/// (tiktoken_ext/openai_public.py; meta-llama/llama3, llama/tokenizer.py; QwenLM/Qwen,
+/// tokenization_qwen.py).
 struct RankPattern {
   std::string_view name;
   std::vector<std::string_view> file_names;  ///< of tiktoken files that are split so
@@ -114,7 +115,7 @@ std::optional<std::string> from_base64(std::string_view text) {
   return bytes;
 }
 
-/// A line "BASE64 RANK"; nothing where it is not one.
+/// Reads a line "BASE64 RANK"; returns nothing where it is not one.
 std::optional<std::pair<std::string, int32_t>> read_rank(std::string_view line) {
   if (line.ends_with('\r')) line.remove_suffix(1);
   const size_t space = line.find(' ');
@@ -174,7 +175,7 @@ std::string json_of(const Ranks& ranks, const RankPattern& pattern) {
   nlohmann::ordered_json vocabulary = nlohmann::ordered_json::object();
   for (const auto& [bytes, rank] : ranks) {
     rank_of.emplace(bytes, rank);
-    // emplace_back: operator[] would search all earlier keys
+    // operator[] would search all earlier keys.
     vocabulary.get_ref<nlohmann::ordered_json::object_t&>().emplace_back(spelled(bytes), rank);
   }
   nlohmann::ordered_json document = transformers_document(std::move(vocabulary));

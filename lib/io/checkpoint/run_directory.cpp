@@ -138,6 +138,12 @@ Descriptor create(const std::filesystem::path& path, int flags) {
       removable.empty() ? "" : fmt::format(", or remove {} if that run is over", removable)));
 }
 
+/// Whether another open file has the kernel's lock.
+bool is_locked(const std::filesystem::path& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  return file.is_open() && ::flock(file.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+}
+
 /// Returns a note for the log. Refuses a holder that is alive, or may be.
 std::string take_over(const std::filesystem::path& directory, const Holder& holder,
                       const std::filesystem::path& removable) {
@@ -210,6 +216,16 @@ std::string earlier_config(const RunDirectory& run) {
   return std::filesystem::is_regular_file(run.config(), error)
              ? read_text_file(run.config(), kMaxBytes)
              : std::string();
+}
+
+void check_not_in_use(const std::filesystem::path& directory) {
+  for (const char* ending : {"", kFileLock}) {
+    const std::string file = (directory / kLock).string() + ending;
+    const std::optional<Holder> holder = read_holder(std::filesystem::path(file));
+    if (holder && !holder->host.empty() && !is_over(*holder, this_process())) {
+      refuse(directory, *holder, is_locked(file) ? "" : file);
+    }
+  }
 }
 
 RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / kLock) {

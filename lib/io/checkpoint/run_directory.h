@@ -55,6 +55,10 @@ std::vector<std::string> runs_in(const std::filesystem::path& folder);
 /// Throws DataError when it cannot be read.
 std::string earlier_config(const RunDirectory& run);
 
+/// Throws ConfigError, as RunLock does, if the directory has a lock whose holder is alive, or may
+/// be. Makes and locks nothing: a start that will need the lock does not work in vain.
+void check_not_in_use(const std::filesystem::path& directory);
+
 /// Keeps two runs out of one output directory. The lock is an advisory lock of the kernel on
 /// `run.lock`, which also names its holder. A run that dies therefore leaves no lock behind on its
 /// machine. On a file system without such locks (Lustre without -o flock, some NFS) the lock is the

@@ -120,7 +120,7 @@ namespace fs = std::filesystem;
 void copy_companions(const fs::path& from, const fs::path& to, ExportReport& report) {
   std::vector<std::string> names(tokenizers::tokenizer_file_names().begin(),
                                  tokenizers::tokenizer_file_names().end());
-  std::erase_if(names, [&](const auto& name) { return !fs::is_regular_file(from / name); });
+  std::erase_if(names, [&](const auto& name) { return !has_file(from / name); });
   for (const FolderPart part : {FolderPart::tokenizer, FolderPart::model}) {
     for (std::string& name : names_of_part(from, part)) {
       if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));

@@ -102,10 +102,8 @@ std::vector<std::string> modules_in(const SafetensorsFile& file) {
 }  // namespace
 
 bool holds_adapters(const fs::path& folder) {
-  std::error_code unseen;
-  return fs::exists(folder / kAdapterFile, unseen) &&
-         !fs::exists(folder / "model.safetensors", unseen) &&
-         !fs::exists(folder / "model.safetensors.index.json", unseen);
+  return has_file(folder / kAdapterFile) && !has_file(folder / "model.safetensors") &&
+         !has_file(folder / "model.safetensors.index.json");
 }
 
 AdapterFolder read_adapter_folder(const fs::path& folder) {

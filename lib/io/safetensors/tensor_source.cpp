@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/input_file.h"
 #include "io/hf_config.h"
 #include "io/strict_json.h"
 #include "model/model_config.h"
@@ -83,9 +84,9 @@ TensorSource::TensorSource(const std::filesystem::path& path,
   }
   if (!std::filesystem::is_directory(path)) {
     open_single(SafetensorsFile(path, reads(0)));
-  } else if (std::filesystem::exists(path / kSingle)) {
+  } else if (has_file(path / kSingle)) {
     open_single(SafetensorsFile(path / kSingle, reads(0)));
-  } else if (std::filesystem::exists(path / kIndex)) {
+  } else if (has_file(path / kIndex)) {
     open_index(path / kIndex, reads);
   } else {
     const std::string what = describe_other_folder(path);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/input_file.h"
 #include "io/hf_config.h"
 #include "io/safetensors/tensor_source.h"
 #include "io/strict_json.h"
@@ -57,7 +58,7 @@ void TensorSource::split_experts() {
 /// own. Its scales are none.
 void TensorSource::decode_weights() {
   const std::filesystem::path config = path_ / "config.json";
-  if (!std::filesystem::is_regular_file(config)) return;
+  if (!has_file(config)) return;
   const auto how = read_weight_codes(detail::read_strict_json(config.string()), config.string());
   if (!how) return;
   const auto find = [&](const std::string& name) -> const TensorLocation* {

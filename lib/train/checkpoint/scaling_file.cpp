@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/input_file.h"
 #include "base/key_error.h"
 #include "io/safetensors/tensor_source.h"
 #include "io/strict_json.h"
@@ -29,7 +30,7 @@ std::vector<std::string> scaling_files(const std::filesystem::path& folder, bool
       names.push_back(name);
     }
   }
-  const bool is_only = std::filesystem::exists(folder / kScalingFile) || (wanted && names.empty());
+  const bool is_only = has_file(folder / kScalingFile) || (wanted && names.empty());
   std::ranges::sort(names);
   return is_only ? std::vector<std::string>{kScalingFile} : names;
 }
