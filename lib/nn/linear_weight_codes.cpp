@@ -2,6 +2,7 @@
 
 #include "nn/linear_weight.h"
 #include "ops/cast/quantize.h"
+#include "ops/gemm/planned_gemm.h"
 #include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
@@ -99,7 +100,7 @@ void LinearWeight::pack(const StepContext& context, Refresh what) const {
   for (const Packed& packed : packed_) {
     ops::GemmOperand b = made_operand(packed.along, packed.of_codes);
     b.transposed = !b.transposed;
-    ops::pack_operand(context.stream, b, packed.memory);
+    ops::pack_planned(context.stream, *context.scratch, b, packed.memory);
   }
 }
 
