@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "ops/cast/quantize.h"
 #include "ops/cast/scale_blocks.h"
+#include "ops/gemm/planned_gemm.h"
 #include "ops/pointwise/elementwise.h"
 #include "tensor/tensor.h"
 
@@ -122,11 +123,7 @@ void multiply(const StepContext& context, const LinearProduct& product) {
                     .fast_accumulate = product.plan.fast_accumulate,
                     .emulate_accumulator = product.plan.emulate_accumulator};
   call.b.transposed = !call.b.transposed;
-  const size_t bytes = ops::gemm_scratch_bytes(context.device->traits(), call);
-  if (context.scratch->has(bytes)) {
-    call.scratch = allocate(*context.scratch, DType::u8, {static_cast<int64_t>(bytes)});
-  }
-  ops::gemm(context.stream, call);
+  ops::planned_gemm(context.stream, *context.device, *context.scratch, call);
 }
 
 void multiply_in_parts(const StepContext& context, const LinearProduct& product,

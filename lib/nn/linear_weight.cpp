@@ -461,7 +461,7 @@ void LinearWeight::pack(const StepContext& context, Refresh what) const {
   for (const Packed& packed : packed_) {
     ops::GemmOperand b = made_operand(packed.along, packed.of_codes);
     b.transposed = !b.transposed;
-    ops::pack_operand(context.stream, b, packed.memory);
+    ops::pack_planned(context.stream, *context.scratch, b, packed.memory);
   }
 }
 

@@ -11,7 +11,7 @@
 #include "device/device_questions.h"
 #include "device/meta/repeated_calls.h"
 #include "nn/partial_gradient.h"
-#include "ops/gemm/gemm.h"
+#include "ops/gemm/planned_gemm.h"
 #include "ops/loss/cross_entropy.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/routing/token_rows.h"
@@ -204,9 +204,9 @@ View Moe::find_begins(const StepContext& context, Saved& saved) const {
 /// Runs the router, up to the slots of experts.
 void Moe::choose(const StepContext& context, Saved& saved) const {
   ArenaScope scope(*context.scratch);
-  ops::gemm(
-      context.stream,
-      {.a = in_fp32(context, saved.x), .b = {router_.weight->value, true}, .c = saved.logits});
+  const ConstView x = in_fp32(context, saved.x);
+  ops::planned_gemm(context.stream, *context.device, *context.scratch,
+                    {.a = x, .b = {router_.weight->value, true}, .c = saved.logits});
   ops::route(context.stream,
              {.rule = rule_of(shape_),
               .logits = saved.logits,
@@ -340,13 +340,15 @@ View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t b
         .add(x.shape.rows(), [&](const SumRange& range, const std::array<View, 1>& gradients,
                                  bool overwrites) {
           const auto part = [&](ConstView of) { return rows_of(of, range.first, range.count); };
-          ops::gemm(context.stream, {.a = {part(d_logits), true},
-                                     .b = part(x),
-                                     .c = gradients[0],
-                                     .beta = overwrites ? 0.0F : 1.0F});
+          ops::planned_gemm(context.stream, *context.device, *context.scratch,
+                            {.a = {part(d_logits), true},
+                             .b = part(x),
+                             .c = gradients[0],
+                             .beta = overwrites ? 0.0F : 1.0F});
         });
   }
-  ops::gemm(context.stream, {.a = d_logits, .b = weight.value, .c = dx});
+  ops::planned_gemm(context.stream, *context.device, *context.scratch,
+                    {.a = d_logits, .b = weight.value, .c = dx});
   return dx;
 }
 

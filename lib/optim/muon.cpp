@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/key_error.h"
 #include "ops/attention/copy_rows.h"
-#include "ops/gemm/gemm.h"
+#include "ops/gemm/planned_gemm.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/storage/storage.h"
 #include "optim/adamw.h"
@@ -337,18 +337,20 @@ void Muon::orthogonalize(const Update& step, const View& matrix) const {
   const View gram = allocate(*step.scratch, DType::bf16, {side, side});
   const View sum = allocate(*step.scratch, DType::f32, {side, side});
   const View polynomial = allocate(*step.scratch, DType::bf16, {side, side});
+  const auto multiply = [&](const ops::Gemm& call) {
+    ops::planned_gemm(stream, device(), *step.scratch, call);
+  };
   ops::cast(stream, matrix, x);
   for (int64_t i = 0; i < settings().muon.ns_steps; ++i) {
-    ops::gemm(stream, {.a = {x, is_tall}, .b = {x, !is_tall}, .c = gram});
+    multiply({.a = {x, is_tall}, .b = {x, !is_tall}, .c = gram});
     ops::cast(stream, gram, sum);
     ops::scale_by(stream, sum, &factors()->b_over_c);
-    ops::gemm(stream, {.a = gram, .b = gram, .c = sum, .beta = 1.0F});
+    multiply({.a = gram, .b = gram, .c = sum, .beta = 1.0F});
     ops::scale_by(stream, sum, &factors()->c);
     ops::cast(stream, sum, polynomial);
     ops::cast(stream, x, matrix);
     ops::scale_by(stream, matrix, &factors()->a);
-    ops::gemm(
-        stream,
+    multiply(
         {.a = is_tall ? x : polynomial, .b = is_tall ? polynomial : x, .c = matrix, .beta = 1.0F});
     ops::cast(stream, matrix, x);
   }

@@ -4,12 +4,10 @@
 
 #include <array>
 #include <cmath>
-#include <thread>
 
 #include "base/error.h"
 #include "base/philox.h"
 #include "device/cuda/cuda_device.h"
-#include "ops/gemm/gemm.h"
 #include "support/parameters.h"
 #include "train/trained_engine.h"
 
@@ -79,21 +77,6 @@ TEST_CASE("the plan made on meta is what the step uses") {
   CHECK(run.engine.high_water().saved_bytes == plan.saved_bytes);
   CHECK(run.engine.high_water().scratch_bytes <= plan.scratch_bytes);
   CHECK(dry_run.memory.total() == run.device->ledger().total());
-}
-
-TEST_CASE("products of a step take no memory outside of the plan") {
-  const std::string plan = GENERATE(from_range(test::compared_plans()));
-  CAPTURE(plan);
-  size_t before = 0;
-  size_t after = 0;
-  std::thread([&] {  // which holds no memory of earlier products
-    TrainedEngine run(test::small_llama(plan));
-    before = ops::cpu_gemm_workspace_bytes();
-    run.train(2);
-    after = ops::cpu_gemm_workspace_bytes();
-  })
-      .join();
-  CHECK(after == before);
 }
 
 TEST_CASE("the plan of scratch holds operands that a device has to dequantize") {

@@ -36,7 +36,9 @@ std::vector<int32_t> generate(Generator& generator, const std::vector<int32_t>& 
 TEST_CASE("the KV cache gives what a full forward pass gives") {
   const ModelFamily& family = *GENERATE(&llama_family(), &gpt2_family());
   const auto device = make_device(DeviceKind::cpu);
-  Engine engine(*device, small(family));
+  const EngineSettings settings = small(family);
+  Engine engine(*device, settings);
+  engine.reserve(plan_weights(settings, device->traits()));
   engine.model().initialize(5);
   engine.weights_changed();
   Generator generator(*device, engine.model(), 96);
@@ -127,7 +129,9 @@ TEST_CASE("rows are independent unless a scale follows from the values of severa
 
 TEST_CASE("generation stops at the capacity and refuses prompts that do not fit") {
   const auto device = make_device(DeviceKind::cpu);
-  Engine engine(*device, small(llama_family()));
+  const EngineSettings settings = small(llama_family());
+  Engine engine(*device, settings);
+  engine.reserve(plan_weights(settings, device->traits()));
   engine.model().initialize(5);
   engine.weights_changed();
   Generator generator(*device, engine.model(), 16);

@@ -9,6 +9,8 @@
 #include "ops/cast/block_formats.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/gemm/gemm_operands_cpu.h"
+#include "ops/gemm/planned_gemm.h"
+#include "tensor/tensor.h"
 
 namespace fp8train::ops {
 namespace {
@@ -270,6 +272,15 @@ size_t gemm_scratch_bytes(const DeviceTraits& traits, const Gemm& call) {
   return support.padded_k != 0 ? padded_bytes(call, support.padded_k)
          : support.dequantized ? dequantized_scratch_bytes(call)
                                : 0;
+}
+
+void planned_gemm(Stream stream, const Device& device, Arena& arena, Gemm call) {
+  const ArenaScope scope(arena);
+  const size_t bytes = gemm_scratch_bytes(device.traits(), call);
+  if (arena.has(bytes)) {
+    call.scratch = allocate(arena, DType::u8, {static_cast<int64_t>(bytes)});
+  }
+  gemm(stream, call);
 }
 
 std::pair<Shape, Shape> padded_shapes(const Gemm& call, int64_t k) {

@@ -13,9 +13,12 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/trace.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/gemm/gemm_operands_cpu.h"
 #include "ops/gemm/onednn.h"
+#include "ops/gemm/planned_gemm.h"
+#include "tensor/tensor.h"
 
 namespace fp8train::ops {
 namespace cpu {
@@ -141,6 +144,21 @@ size_t packed_bytes(const DeviceTraits& traits, const GemmOperand& b) {
   const dnnl::memory::desc* const layout =
       traits.fp8_gemm_by_library || !packs(b) ? nullptr : cpu::layout_of(b);
   return layout == nullptr ? 0 : layout->get_size();
+}
+
+void pack_planned(Stream stream, Arena& arena, const GemmOperand& b, View packed) {
+  const ArenaScope scope(arena);
+  cpu::GemmMemory counted;
+  const DType type = cpu::multiplied_type(b);
+  cpu::pack(stream, b, type, packed.data, counted);
+  const auto bytes = static_cast<int64_t>(std::max<size_t>(counted.taken(), 1));
+  const View scratch = allocate(arena, DType::u8, {bytes});
+  if (stream.kind() != DeviceKind::cpu) {
+    return pack_operand(stream, b, packed);
+  }
+  const TraceSpan span("pack_operand");
+  cpu::GemmMemory memory(scratch.data, counted.taken());
+  cpu::pack(stream, b, type, packed.data, memory);
 }
 
 }  // namespace fp8train::ops
