@@ -63,8 +63,8 @@ int64_t block_of(const std::string& parameter, const ModelConfig& config) {
   };
   if (is_of("embedding.", "positions.")) return -1;
   if (is_of("final_norm.", "head.")) return config.num_hidden_layers;
-  throw InternalError(fmt::format("block_of: {} is neither in a block nor before or after them",
-                                  parameter));
+  throw InternalError(
+      fmt::format("block_of: {} is neither in a block nor before or after them", parameter));
 }
 
 /// By the name: initial values depend neither on the other adapters nor on the form of the base.
@@ -188,7 +188,8 @@ void Decoder::add_adapters(const LinearSite& whole, const LinearPlan& plan, Line
       }
       begin += rows;
     }
-    Linear b = make_adapter(outer, {.name = piece.name + ".lora_B", .init = Init::zeros}, of_module);
+    Linear b =
+        make_adapter(outer, {.name = piece.name + ".lora_B", .init = Init::zeros}, of_module);
     const int64_t first = whole.split == Split::columns ? piece.begin / tensor_.ranks : piece.begin;
     linear.add_adapter(std::move(a), std::move(b), first, static_cast<float>(config_.lora.scale()));
   }
@@ -198,8 +199,7 @@ Linear Decoder::make_adapter(LinearPlan plan, Parameter parameter,
                              std::span<const int64_t> matrices) {
   const LinearSite whole = plan.site;
   parameter.is_added = true;
-  parameter.sharding =
-      sharding_of({whole.out_features, whole.in_features}, whole.split, matrices);
+  parameter.sharding = sharding_of({whole.out_features, whole.in_features}, whole.split, matrices);
   parameter.sharding.index = adapter_index(parameter.name);
   parameter.sharding.partial = whole.split == Split::none;
   parameter.gathered = {.form = GatheredForm::operands};

@@ -9,6 +9,7 @@
 #include "ops/cast/quantize.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/gemm/gemm_support.h"
+#include "ops/gemm/planned_gemm.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/pointwise/smoothing.h"
 
