@@ -86,8 +86,8 @@ std::vector<LoraPiece> lora_pieces(const ModelConfig& config, const LinearSite& 
     return {};
   }
   std::vector<LoraPiece> pieces = modules_of(config, site);
-  std::erase_if(
-      pieces, [&](const LoraPiece& piece) { return !is_target(config, site, piece.module); });
+  std::erase_if(pieces,
+                [&](const LoraPiece& piece) { return !is_target(config, site, piece.module); });
   for (LoraPiece& piece : pieces) {
     piece.token_share = site.token_share;
   }
