@@ -84,7 +84,7 @@ TEST_CASE("nor do those of other kinds of steps, and weights that are packed", "
   const std::string packs = GENERATE("0", "1");
   CAPTURE(kind, plan, packs);
   const EnvironmentScope scope("FP8TRAIN_CPU_PACK", packs.c_str());
-  CHECK(taken_by(2, [&] { check_all(settings_of(kind, plan)); }) == 0);
+  CHECK(taken_by(1, [&] { check_all(settings_of(kind, plan)); }) == 0);
 }
 
 TEST_CASE("nor do those of ranks", "[workspace]") {
@@ -114,13 +114,13 @@ TEST_CASE("nor do texts, and batches that are smaller than those of a step", "[w
   const EnvironmentScope scope("FP8TRAIN_CPU_PACK", packs.c_str());
   EngineSettings settings = small_llama(plan);
   settings.step.seq_length = settings.model.max_position_embeddings = 96;
-  CHECK(taken_by(2, [&] {
+  CHECK(taken_by(1, [&] {
           ReadyEngine ready(settings, nullptr);
           for (int64_t columns = 1; columns <= 96; ++columns) {
             ready.engine.target_losses(random_batch(1, 1 + columns % kSmallRows, columns));
           }
         }) == 0);
-  CHECK(taken_by(2, [&] {
+  CHECK(taken_by(1, [&] {
           ReadyEngine ready(settings, nullptr);
           Generator generator(*ready.device, ready.engine.model(), 96, {}, 3);
           for (size_t length = 1; length < 80; ++length) {
