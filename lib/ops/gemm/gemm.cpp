@@ -72,10 +72,10 @@ void gemm(Stream stream, const Gemm& call) {
   dispatch_as<&OpTable::gemm>(call.a.has_blocks() ? "scaled_gemm" : "gemm", stream, call);
 }
 
-void pack_operand(Stream stream, const GemmOperand& b, View packed) {
+void pack_operand(Stream stream, const GemmOperand& b, View packed, View scratch) {
   check(!b.tensor.empty() && b.matrix().shape.rank() == 2 && packed.dtype == DType::u8,
         "pack_operand: a matrix and bytes expected");
-  dispatch<&OpTable::pack_operand>(stream, b, packed);
+  dispatch<&OpTable::pack_operand>(stream, b, packed, scratch);
 }
 
 void tune_gemms(Device& device, const std::string& folder) {

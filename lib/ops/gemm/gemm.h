@@ -99,8 +99,12 @@ size_t packed_bytes(const DeviceTraits& traits, const GemmOperand& b);
 
 /// Writes op(b) in the layout that the device's library reads, with the same values and without the
 /// scales that a product applies to its sum: work that each product does otherwise. packed: u8, of
-/// packed_bytes(). The results of products have the same bits.
-void pack_operand(Stream stream, const GemmOperand& b, View packed);
+/// packed_bytes(); scratch: u8, of pack_scratch_bytes(), or less, where the device takes memory of
+/// its own. The results of products have the same bits.
+void pack_operand(Stream stream, const GemmOperand& b, View packed, View scratch = {});
+
+/// Returns the bytes of scratch, u8, that pack_operand() needs for an operand with packed_bytes().
+size_t pack_scratch_bytes(const GemmOperand& b);
 
 /// To be called once at start-up: on a GPU each new kind of product is then timed with every
 /// algorithm that its library suggests, outside of the step's memory, and keeps the fastest, which

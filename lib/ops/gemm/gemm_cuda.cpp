@@ -97,7 +97,7 @@ bool multiply(Stream stream, Product product, const ConstView& bias) {
   return true;
 }
 
-void pack_operand(Stream /*stream*/, const GemmOperand& /*b*/, View /*packed*/) {
+void pack_operand(Stream /*stream*/, const GemmOperand& /*b*/, View /*packed*/, View /*scratch*/) {
   throw InternalError("cuBLASLt reads operands as they are stored");
 }
 

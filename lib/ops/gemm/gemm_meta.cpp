@@ -91,7 +91,7 @@ void gemm(Stream stream, const Gemm& call) {
   count(stream, work);
 }
 
-void pack_operand(Stream stream, const GemmOperand& b, View packed) {
+void pack_operand(Stream stream, const GemmOperand& b, View packed, View /*scratch*/) {
   count(stream, {.bytes = bytes_of(b.matrix()) + bytes_of(packed), .launches = 1});
 }
 

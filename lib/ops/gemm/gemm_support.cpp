@@ -283,6 +283,14 @@ void planned_gemm(Stream stream, const Device& device, Arena& arena, Gemm call) 
   gemm(stream, call);
 }
 
+void pack_planned(Stream stream, Arena& arena, const GemmOperand& b, View packed) {
+  const ArenaScope scope(arena);
+  const size_t bytes = pack_scratch_bytes(b);
+  pack_operand(
+      stream, b, packed,
+      arena.has(bytes) ? allocate(arena, DType::u8, {static_cast<int64_t>(bytes)}) : View{});
+}
+
 std::pair<Shape, Shape> padded_shapes(const Gemm& call, int64_t k) {
   return {{call.c.shape[0], k}, {call.c.shape[1], k}};
 }

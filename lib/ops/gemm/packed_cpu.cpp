@@ -13,12 +13,9 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "base/trace.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/gemm/gemm_operands_cpu.h"
 #include "ops/gemm/onednn.h"
-#include "ops/gemm/planned_gemm.h"
-#include "tensor/tensor.h"
 
 namespace fp8train::ops {
 namespace cpu {
@@ -108,16 +105,15 @@ void pack(Stream stream, const GemmOperand& b, DType type, void* packed, GemmMem
   }
 }
 
-void pack_operand(Stream stream, const GemmOperand& b, View packed) {
+void pack_operand(Stream stream, const GemmOperand& b, View packed, View scratch) {
   const memory::desc* const layout = layout_of(b);
   check(layout != nullptr && packed.count() == static_cast<int64_t>(layout->get_size()),
         "pack_operand: memory of packed_bytes() expected");
   thread_local GrowingBuffer buffer;
-  GemmMemory counted;
-  const DType type = multiplied_type(b);
-  pack(stream, b, type, packed.data, counted);
-  GemmMemory memory(buffer.reserve(std::max<size_t>(counted.taken(), 1)), counted.taken());
-  pack(stream, b, type, packed.data, memory);
+  const size_t bytes = pack_scratch_bytes(b);
+  const bool brings_memory = static_cast<size_t>(scratch.count()) >= bytes && !scratch.empty();
+  GemmMemory memory(brings_memory ? scratch.data : buffer.reserve(bytes), bytes);
+  pack(stream, b, multiplied_type(b), packed.data, memory);
 }
 
 }  // namespace cpu
@@ -146,19 +142,11 @@ size_t packed_bytes(const DeviceTraits& traits, const GemmOperand& b) {
   return layout == nullptr ? 0 : layout->get_size();
 }
 
-void pack_planned(Stream stream, Arena& arena, const GemmOperand& b, View packed) {
-  const ArenaScope scope(arena);
+size_t pack_scratch_bytes(const GemmOperand& b) {
   cpu::GemmMemory counted;
-  const DType type = cpu::multiplied_type(b);
-  cpu::pack(stream, b, type, packed.data, counted);
-  const auto bytes = static_cast<int64_t>(std::max<size_t>(counted.taken(), 1));
-  const View scratch = allocate(arena, DType::u8, {bytes});
-  if (stream.kind() != DeviceKind::cpu) {
-    return pack_operand(stream, b, packed);
-  }
-  const TraceSpan span("pack_operand");
-  cpu::GemmMemory memory(scratch.data, counted.taken());
-  cpu::pack(stream, b, type, packed.data, memory);
+  cpu::pack(Stream(DeviceKind::cpu, nullptr, nullptr), b, cpu::multiplied_type(b), nullptr,
+            counted);
+  return std::max<size_t>(counted.taken(), 1);
 }
 
 }  // namespace fp8train::ops

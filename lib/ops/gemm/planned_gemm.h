@@ -12,7 +12,7 @@ namespace fp8train::ops {
 /// the device takes memory of its own.
 void planned_gemm(Stream stream, const Device& device, Arena& arena, Gemm call);
 
-/// pack_operand() with scratch of `arena`. Throws InternalError where that has too little.
+/// The same for pack_operand().
 void pack_planned(Stream stream, Arena& arena, const GemmOperand& b, View packed);
 
 }  // namespace fp8train::ops
