@@ -11,6 +11,7 @@ namespace fp8train {
 
 std::string_view name_of(DeviceKind kind) {
   static constexpr std::string_view kNames[] = {"cpu", "cuda", "meta"};
+  static_assert(std::size(kNames) == static_cast<size_t>(DeviceKind::meta) + 1);
   return kNames[static_cast<size_t>(kind)];
 }
 

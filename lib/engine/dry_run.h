@@ -42,10 +42,12 @@ struct StageRuns {
   DryRunStep& largest_run() { return runs[largest]; }
 };
 
-/// Makes a dry run of each kind of stage of so many ranks: of stages with equally many blocks in
-/// the middle the first one, which stores the most micro-batches. `of_rank`: of a rank, for which
-/// it is given the first one of a stage, and the settings with the order of the stages.
+/// Makes the dry run of a rank, with the settings that have the order of the stages.
 using DryRunOfRank = std::function<DryRunStep(const EngineSettings& settings, int rank)>;
+
+/// Makes a dry run of each kind of stage: of stages with equally many blocks in the middle the
+/// first one, which stores the most micro-batches. `ranks`: of all stages together; of_rank() is
+/// asked for the first one of a stage.
 StageRuns dry_run_stages(const EngineSettings& settings, int ranks, const DryRunOfRank& of_rank);
 /// Returns the dry runs of these ranks on such a device: logged_step() if `logged`, else
 /// dry_run_step(). The arguments outlive the result.

@@ -13,8 +13,8 @@ namespace fp8train {
 namespace {
 
 /// The blocks of the smaller run. The memory of two is there at a time where ranks gather weights
-/// in each pass; the forward passes of a pipeline follow each other, and begin with blocks
-/// that the one before has not left.
+/// in each pass; the forward passes of a pipeline follow each other, and begin with blocks that the
+/// one before has not left.
 int64_t few_blocks(const StrategySettings& strategy) {
   return strategy.gathers_in_passes() && strategy.layout.pipeline > 1 ? 4 : 2;
 }

@@ -35,8 +35,8 @@ void multiply(const StepContext& context, const LinearProduct& product);
 /// pairs. A bias is added once over all ranks.
 void multiply_in_parts(const StepContext& context, const LinearProduct& product,
                        std::span<const int64_t> pieces);
-/// c = this rank's rows of the sum over ranks, rounded once to its type. Where
-/// StepContext::divides_sums().
+/// c = this rank's rows of the sum over ranks, rounded once to its type. Called only if
+/// StepContext::divides_sums() is true.
 void multiply_over_ranks(const StepContext& context, const LinearProduct& product,
                          std::span<const int64_t> pieces);
 

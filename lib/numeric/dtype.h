@@ -176,7 +176,7 @@ struct e8m0 {
 /// A list of C++ element types (numeric/with_type.h).
 template <typename... Types>
 struct TypeList;
-/// One for each line of kDTypes, in its order.
+/// One for each line of kDTypes, in its order, which tests/numeric/with_type_test.cpp compares.
 using AllTypes = TypeList<float, bf16, f16, e4m3, e5m2, e2m1, e8m0, int8_t, uint8_t, uint16_t,
                           int32_t, int64_t, double>;
 

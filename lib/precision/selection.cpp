@@ -128,9 +128,10 @@ void check_names(const PlanRequest& request) {
     plan_for_method(method);
   }
   PrecisionPlan any;
-  apply_gemm_roles({.roles = request.roles}, any);
-  apply_weight_roles({.roles = request.roles}, any);
-  apply_stored_roles({.roles = request.roles}, any);
+  apply_roles(
+      {.roles = request.roles},
+      {RoleKind::operand, RoleKind::weight, RoleKind::master, RoleKind::stored, RoleKind::passing},
+      any);
 }
 
 std::string backends_text() {

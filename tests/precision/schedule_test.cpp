@@ -41,7 +41,8 @@ TEST_CASE("stages end at fractions of the run or at steps") {
 TEST_CASE("what cannot be switched in a run is refused in words") {
   CHECK_THAT(refusal_of("te-current", {{0.5, "te-current"}, {0, "msamp-o2"}}),
              Contains("precision.schedule: 'msamp-o2' has weight in") &&
-                 Contains("cannot change during a run; set precision.weight"));
+                 Contains("cannot change during a run; choose plans that store and send alike, or "
+                          "set precision.weight"));
   // All roles at once: with these set there is nothing more to refuse.
   PlanRequest both;
   both.plan = "te-current";

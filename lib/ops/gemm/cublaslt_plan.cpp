@@ -14,11 +14,13 @@ namespace {
 constexpr int kHeuristics = 16;  // algorithms asked for; the first, or the fastest, is taken
 
 cudaDataType_t data_type(DType dtype) {
-  static constexpr cudaDataType_t kTypes[] = {CUDA_R_32F,     CUDA_R_16BF,    CUDA_R_16F,
-                                              CUDA_R_8F_E4M3, CUDA_R_8F_E5M2, CUDA_R_4F_E2M1};
-  static_assert(std::size(kTypes) == static_cast<size_t>(DType::e2m1) + 1);
-  check(dtype <= DType::e2m1, "gemm: no such operand type on cuda");
-  return kTypes[static_cast<size_t>(dtype)];
+  static constexpr std::pair<DType, cudaDataType_t> kTypes[] = {
+      {DType::f32, CUDA_R_32F},      {DType::bf16, CUDA_R_16BF},    {DType::f16, CUDA_R_16F},
+      {DType::e4m3, CUDA_R_8F_E4M3}, {DType::e5m2, CUDA_R_8F_E5M2}, {DType::e2m1, CUDA_R_4F_E2M1}};
+  const auto* const found =
+      std::ranges::find(kTypes, dtype, &std::pair<DType, cudaDataType_t>::first);
+  check(found != std::end(kTypes), "gemm: no such operand type on cuda");
+  return found->second;
 }
 
 struct ScaleMode {

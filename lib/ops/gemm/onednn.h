@@ -37,8 +37,8 @@ class SingleThreadScope : NotCopied {
   int threads_;
 };
 
-/// body(index) over the threads, which take what is next as they get done; within each, oneDNN runs
-/// on that thread alone. Throws InternalError after the loop when a call threw.
+/// body(index) over the threads: each takes the next index when it is done with one, and oneDNN
+/// runs on that thread alone. Throws InternalError after the loop when a call threw.
 void for_each_by_one_thread(int64_t count, const std::function<void(int64_t)>& body);
 
 /// Whether bf16 and FP8 operands are multiplied in bf16 units rather than widened to fp32: where

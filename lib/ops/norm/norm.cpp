@@ -46,8 +46,8 @@ void norm_forward(Stream stream, const NormForward& call) {
   const bool of_heads = call.rows.stride != 0;
   check(!of_heads || (call.cast.empty() && call.residual.empty()),
         "norm: heads have no cast and no residual");
-  check(call.original.empty() || holds(call.original, call.x.dtype, call.x.count()),
-        "norm: original must be like x");
+  check(call.original.empty() || (of_heads && holds(call.original, call.x.dtype, call.x.count())),
+        "norm: original must be like x, of heads");
   dispatch_as<&OpTable::norm_forward>(of_heads            ? "head_rms_norm_forward"
                                       : call.mean.empty() ? "rms_norm_forward"
                                                           : "layer_norm_forward",

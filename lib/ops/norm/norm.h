@@ -78,9 +78,9 @@ struct NormBackward {
 };
 
 /// dx (+)= gradient of x (adds to dx when `accumulate`), weight_grad += gradient of weight (= where
-/// it is overwritten). `scratch`: fp32 [norm_partial_rows(rows), n], rows of
-/// positions where they are heads, twice as many for LayerNorm; the sum over rows has a fixed order
-/// (chunks of rows, then the chunks).
+/// it is overwritten). `scratch`: fp32 [norm_partial_rows(rows), n], twice as many for LayerNorm;
+/// `rows` are positions if x is heads. The sum over rows has a fixed order (chunks of rows, then
+/// the chunks).
 void norm_backward(Stream stream, const NormBackward& call);
 
 }  // namespace fp8train::ops
