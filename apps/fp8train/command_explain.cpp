@@ -203,14 +203,14 @@ std::vector<Difference> differences(const PrecisionPlan& plan, const PrecisionPl
 
 void print_differences(const PrecisionPlan& plan, const PrecisionPlan& other) {
   const std::vector<Difference> all = differences(plan, other);
-  const std::string own = plan.name == other.name ? "the run" : plan.name;
+  const std::string run_name = plan.name == other.name ? "the run" : plan.name;
   if (all.empty()) {
-    print_fitted("{} and {} have the same roles\n", own, other.name);
+    print_fitted("{} and {} have the same roles\n", run_name, other.name);
     return;
   }
   for (const Difference& one : all) {
     print_fitted("{}\n", one.role);
-    print_row(own, one.here);
+    print_row(run_name, one.here);
     print_row(other.name, one.there);
   }
 }

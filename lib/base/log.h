@@ -15,7 +15,8 @@ void log_info(std::string_view text);
 void log_warning(std::string_view text);
 
 /// Writes a line with the level error to the file alone, if one is open: standard error has the
-/// text, as whoever reports the error words it. Does nothing where the file cannot be written.
+/// text, as whoever reports the error words it. Where the file cannot be written, spdlog says so on
+/// standard error.
 void log_reported_error(std::string_view text);
 
 /// Drops lines below `level`. The default is info.

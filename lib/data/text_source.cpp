@@ -87,7 +87,8 @@ std::vector<fs::path> files_of_folder(const fs::path& folder, DataSplit split) {
       const std::string extension = lower(without_compression(entry->path()).extension().string());
       const bool is_data = extension == kParquet ||
                            std::find(suffixes.begin(), suffixes.end(), extension) != suffixes.end();
-      if (is_data && !is_hidden && has_file(entry->path())) paths.push_back(entry->path());
+      const bool is_file = entry->is_regular_file() || entry->is_symlink();  // maybe to nothing
+      if (is_data && !is_hidden && is_file) paths.push_back(entry->path());
     }
   } catch (const fs::filesystem_error& error) {
     throw DataError(

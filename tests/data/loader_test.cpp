@@ -236,7 +236,10 @@ TEST_CASE("nothing is read ahead of a batch that fails") {
   store->reads = 0;
   Loader loader(corpus, settings);
   loader.next();
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  for (int i = 0; i < 1000 && store->reads < 4; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
   CHECK(store->reads == 4);  // three batches and the one that fails
 }
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
+#include <thread>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
@@ -274,9 +276,12 @@ void RunLock::write_name() {
 /// Returns whether the file system has such locks.
 bool RunLock::lock_by_kernel(const std::filesystem::path& directory) {
   int result = 0;
-  do {
-    result = ::flock(descriptor_.get(), LOCK_EX | LOCK_NB);
-  } while (result != 0 && errno == EINTR);
+  bool waited = false;  // for a start that looks at the lock (check_not_in_use)
+  while ((result = ::flock(descriptor_.get(), LOCK_EX | LOCK_NB)) != 0 &&
+         (errno == EINTR || (errno == EWOULDBLOCK && !waited))) {
+    waited = errno == EWOULDBLOCK;
+    std::this_thread::sleep_for(std::chrono::milliseconds(waited ? 20 : 0));
+  }
   const bool is_held = result != 0 && errno == EWOULDBLOCK;
   const Holder holder = read_holder(descriptor_.get());
   if (is_held) {

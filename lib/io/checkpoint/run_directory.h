@@ -56,7 +56,8 @@ std::vector<std::string> runs_in(const std::filesystem::path& folder);
 std::string earlier_config(const RunDirectory& run);
 
 /// Throws ConfigError, as RunLock does, if the directory has a lock whose holder is alive, or may
-/// be. Makes and locks nothing: a start that will need the lock does not work in vain.
+/// be. Makes nothing, and has the lock for a moment at most: a start that will need it does
+/// not work in vain.
 void check_not_in_use(const std::filesystem::path& directory);
 
 /// Keeps two runs out of one output directory. The lock is an advisory lock of the kernel on

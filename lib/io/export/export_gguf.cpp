@@ -47,7 +47,9 @@ constexpr GgufTypeFacts kTypes[] = {{GgufType::f32, 0, DType::f32, 1, 4},
                                     {GgufType::bf16, 32, DType::bf16, 1, 2}};
 
 const GgufTypeFacts& facts_of(GgufType type) {
-  return *std::ranges::find(kTypes, type, &GgufTypeFacts::type);
+  const auto* const found = std::ranges::find(kTypes, type, &GgufTypeFacts::type);
+  check(found != std::end(kTypes), "GGUF: a type without facts");
+  return *found;
 }
 
 struct GgufTensor {
@@ -180,6 +182,7 @@ void append_value(std::string& to, const ConfigObject& value) {
     append_type(to, ValueType::text);
     append_text(to, value.get_ref<const std::string&>());
   } else {
+    check(value.is_array(), "GGUF: a value is neither a number, a text nor a list");
     append_list(to, value);
   }
 }
