@@ -51,9 +51,9 @@ function(fp8train_module name)
 endfunction()
 
 # fp8train_test(MODULE [UNITY] SOURCES file... [DEPENDS module...] [SANITIZED_EVERY n]): the
-# unit tests of one module, or of a folder of one that is among DEPENDS, one program. UNITY: with FP8TRAIN_UNITY several of its files are
-# compiled as one, so that no two of them use one name for different things. SANITIZED_EVERY: as
-# of fp8train_unit_test().
+# unit tests of one module, or of a folder of a module that is among DEPENDS, one program. UNITY:
+# with FP8TRAIN_UNITY several of its files are compiled as one, so that no two of them use one name
+# for different things. SANITIZED_EVERY: as of fp8train_unit_test().
 function(fp8train_test module)
   cmake_parse_arguments(TEST "UNITY" "SANITIZED_EVERY" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
   add_executable(${module}_test ${TEST_SOURCES})
