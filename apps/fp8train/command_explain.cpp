@@ -69,12 +69,13 @@ ExplainedPlan explained_plan(const Session& session) {
   }
   const std::string none = "none with " + settings.name;
   shown.bytes.moment1 = moments.moment1 ? shown.bytes.moment1 : 0.0;
-  shown.bytes.moment2 = 0.0;
+  shown.bytes.moment2 = moments.moment2 ? shown.bytes.moment2 : 0.0;
   const std::string m = moments.moment1 ? describe(plan.moment1) : none;
+  const std::string v = moments.moment2 ? describe(plan.moment2) : none;
   const std::pair<std::string_view, std::string> changed[] = {
-      {"m + v", moments.moment1 ? m + ", no v" : none},
+      {"m + v", moments.moment1 ? m + ", no v" : moments.moment2 ? "no m, " + v : none},
       {"moment 1", m},
-      {"moment 2", none},
+      {"moment 2", v},
       {kBytesColumn, fmt::format("{:.4g}", shown.bytes.total())}};
   for (std::vector<PlanColumn>* list : {&shown.columns, &shown.roles}) {
     for (PlanColumn& column : *list) {

@@ -123,7 +123,7 @@ void multiply(const StepContext& context, const LinearProduct& product) {
                     .fast_accumulate = product.plan.fast_accumulate,
                     .emulate_accumulator = product.plan.emulate_accumulator};
   call.b.transposed = !call.b.transposed;
-  ops::planned_gemm(context.stream, *context.device, *context.scratch, call);
+  ops::gemm(context.stream, ops::with_scratch(*context.device, *context.scratch, call));
 }
 
 void multiply_in_parts(const StepContext& context, const LinearProduct& product,

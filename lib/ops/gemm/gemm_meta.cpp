@@ -37,7 +37,8 @@ OpProduct product_of(const Gemm& call, bool dequantized, bool fast) {
   if (call.a.has_blocks() && call.b.has_blocks() && !dequantized) {
     const auto pairs = block_pairs();
     const auto found = std::ranges::find_if(pairs, [&](const BlockPair& pair) {
-      return pair.a == call.a.tensor.format.block && pair.b == call.b.tensor.format.block;
+      return pair.a == call.a.tensor.format.block && pair.b == call.b.tensor.format.block &&
+             pair.scale == dtype_of(call.a.tensor.format.scale_type);
     });
     product.type.scales = found == pairs.end() ? ScalePair::tensor : found->scales;
   }

@@ -274,13 +274,17 @@ size_t gemm_scratch_bytes(const DeviceTraits& traits, const Gemm& call) {
                                : 0;
 }
 
-void planned_gemm(Stream stream, const Device& device, Arena& arena, Gemm call) {
-  const ArenaScope scope(arena);
+Gemm with_scratch(const Device& device, Arena& arena, Gemm call) {
   const size_t bytes = gemm_scratch_bytes(device.traits(), call);
   if (arena.has(bytes)) {
     call.scratch = allocate(arena, DType::u8, {static_cast<int64_t>(bytes)});
   }
-  gemm(stream, call);
+  return call;
+}
+
+void planned_gemm(Stream stream, const Device& device, Arena& arena, const Gemm& call) {
+  const ArenaScope scope(arena);
+  gemm(stream, with_scratch(device, arena, call));
 }
 
 void pack_planned(Stream stream, Arena& arena, const GemmOperand& b, View packed) {

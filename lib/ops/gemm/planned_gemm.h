@@ -8,11 +8,14 @@
 
 namespace fp8train::ops {
 
-/// gemm() with scratch of `arena`. Where that has too little, as for a shape that was not planned,
-/// the device takes memory of its own.
-void planned_gemm(Stream stream, const Device& device, Arena& arena, Gemm call);
+/// Returns the call with scratch of `arena`. Where that has too little, as for a shape that was not
+/// planned, the device takes memory of its own.
+Gemm with_scratch(const Device& device, Arena& arena, Gemm call);
 
-/// The same for pack_operand().
+/// gemm() of such a call, whose scratch is free again afterwards.
+void planned_gemm(Stream stream, const Device& device, Arena& arena, const Gemm& call);
+
+/// pack_operand() with such scratch.
 void pack_planned(Stream stream, Arena& arena, const GemmOperand& b, View packed);
 
 }  // namespace fp8train::ops
