@@ -183,9 +183,12 @@ bool is_made_by_rows(const Gemm& call, const ProductKey& key) {
 }
 
 /// The product by rows; false where oneDNN has no blocked kernel for so few. `b`: packed.
-bool run_by_rows(const Gemm& call, ProductKey key, const void* b, GemmMemory& memory) {
+/// `whole_bytes`: memory of the product made whole, as one of fewer rows may be made; it is taken
+/// where rows take less, so that fewer rows never take more.
+bool run_by_rows(const Gemm& call, ProductKey key, const void* b, size_t whole_bytes,
+                 GemmMemory& memory) {
   const int64_t chunks = key.m / kRowsAtOnce;
-  const auto threads = static_cast<size_t>(key.threads);
+  const int64_t threads = key.threads;
   key.m = kRowsAtOnce;
   key.threads = 1;
   const WholeProduct& one = cached(workspace().whole, key);
@@ -196,7 +199,8 @@ bool run_by_rows(const Gemm& call, ProductKey key, const void* b, GemmMemory& me
   const size_t a_bytes = static_cast<size_t>(kRowsAtOnce * key.k) * sizeof(float);
   const size_t c_bytes = direct ? 0 : static_cast<size_t>(kRowsAtOnce * key.n) * sizeof(float);
   const size_t bytes = round_up(a_bytes + c_bytes + one.scratchpad_bytes, 256);
-  auto* const buffers = static_cast<char*>(memory.take(bytes * threads));
+  const size_t all_bytes = bytes * static_cast<size_t>(std::min(chunks, threads));
+  auto* const buffers = static_cast<char*>(memory.take(std::max(all_bytes, whole_bytes)));
   if (memory.counts()) {
     return true;
   }
@@ -204,7 +208,8 @@ bool run_by_rows(const Gemm& call, ProductKey key, const void* b, GemmMemory& me
   for_each_by_one_thread(chunks, [&](int64_t chunk) {
     WholeProduct& product = cached(workspace().whole, key);  // of this thread
     const int64_t first = chunk * kRowsAtOnce;
-    char* const buffer = buffers + static_cast<size_t>(thread_number()) * bytes;
+    const int64_t slot = chunks <= threads ? chunk : thread_number();
+    char* const buffer = buffers + static_cast<size_t>(slot) * bytes;
     ProductEpilogue part = part_of(all, first, kRowsAtOnce, 0, key.n);
     void* const c = direct ? part.c : buffer + a_bytes;
     product.execution.run(product.primitive,
@@ -229,14 +234,20 @@ bool run_whole(Stream stream, const Gemm& call, DType type, GemmMemory& memory) 
   const bool packs = packs_in_call(call, key);
   key.packed = key.packed || packs;
   const bool direct = is_direct(call, type);
-  WholeProduct& product = cached(workspace().whole, key);
-  if (!product.valid) {
+  const WholeProduct& planned = cached(workspace().whole, key);
+  if (!planned.valid) {
     return false;
   }
   const void* b = operand_of_b(stream, call, type, packs, memory);
-  if (is_made_by_rows(call, key) && run_by_rows(call, key, b, memory)) {
+  const auto floats_of = [](int64_t rows, int64_t columns) {
+    return round_up(static_cast<size_t>(rows * columns) * sizeof(float), 256);
+  };
+  const size_t whole_bytes =
+      floats_of(key.m, key.k) + (direct ? 0 : floats_of(key.m, key.n)) + planned.scratchpad_bytes;
+  if (is_made_by_rows(call, key) && run_by_rows(call, key, b, whole_bytes, memory)) {
     return true;
   }
+  WholeProduct& product = cached(workspace().whole, key);
   const void* a = prepare_operand(call.a, type, true, memory);
   void* c = direct ? call.c.data : memory.take(static_cast<size_t>(key.m * key.n) * sizeof(float));
   void* scratchpad = memory.take(product.scratchpad_bytes);
