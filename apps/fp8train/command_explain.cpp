@@ -73,7 +73,9 @@ ExplainedPlan explained_plan(const Session& session) {
   const std::string m = moments.moment1 ? describe(plan.moment1) : none;
   const std::string v = moments.moment2 ? describe(plan.moment2) : none;
   const std::pair<std::string_view, std::string> changed[] = {
-      {"m + v", moments.moment1 ? m + ", no v" : moments.moment2 ? "no m, " + v : none},
+      {"m + v", moments.moment1   ? m + ", no v"
+                : moments.moment2 ? "no m, " + v
+                                  : none},
       {"moment 1", m},
       {"moment 2", v},
       {kBytesColumn, fmt::format("{:.4g}", shown.bytes.total())}};
