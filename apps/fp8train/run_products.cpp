@@ -218,7 +218,8 @@ PlansElsewhere plans_elsewhere(const DeviceTraits& traits) {
     if (!has_scaled_gemms(plan)) {
       continue;
     }
-    LinearPlan layer = {plan};  // extents that are not known count as aligned
+    LinearPlan layer = {
+        static_cast<const LayerGemms&>(plan)};  // extents that are not known count as aligned
     layer.activation = plan.activation;
     const RunProducts products = {
         .linears = {layer},

@@ -147,12 +147,12 @@ void check_layers(const PrecisionPlan& plan, const std::vector<LinearPlan>& line
 
 /// Returns the formats that the layer would have without exemptions.
 LinearPlan planned(const PrecisionPlan& plan, const LinearSite& site) {
-  LinearPlan linear = {plan, site};
+  LinearPlan linear = {static_cast<const LayerGemms&>(plan), site};
   linear.activation = plan.activation;
   linear.evaluate_scaled = plan.evaluate_scaled;
   linear.has_plain_stages = !plan.schedule.empty();
   if (const LayerPlan* layer = layer_plan_of(plan, site)) {
-    static_cast<LayerGemms&>(linear) = *layer;
+    static_cast<LayerGemms&>(linear) = static_cast<const LayerGemms&>(*layer);
     linear.layer_plan = layer->plan;
     linear.layer_pattern = layer->pattern;
     linear.layer_key = layer->key();

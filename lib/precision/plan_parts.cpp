@@ -35,7 +35,8 @@ void check_layer_plan(const PrecisionPlan& plan, const PrecisionPlan& other,
 /// Returns the GEMMs of the plan that the request names, or those of the run's plan if the request
 /// does not hold.
 LayerPlan layer_plan(const LayerRequest& request, const PrecisionPlan& run) {
-  LayerPlan layer = {run, request.pattern, request.plan, {}, request.naming};
+  LayerPlan layer = {
+      static_cast<const LayerGemms&>(run), request.pattern, request.plan, {}, request.naming};
   if (!(has_scaled_gemms(run) ? request.in_scaled_run : request.in_plain_run)) {
     layer.plan = run.name;
     return layer;
@@ -52,7 +53,7 @@ LayerPlan layer_plan(const LayerRequest& request, const PrecisionPlan& run) {
     set_fp8_format(*request.format, other);
   }
   check_layer_plan(run, other, layer);
-  static_cast<LayerGemms&>(layer) = other;
+  static_cast<LayerGemms&>(layer) = static_cast<const LayerGemms&>(other);
   layer.evaluate_scaled = request.evaluate_scaled;
   return layer;
 }

@@ -171,7 +171,7 @@ double ExactProduct::error(Device& device, const ops::Gemm& call) {
     for (const int64_t m : sampled_rows_) {
       device.copy_to_host(row.data(), call.c.as<T>() + m * shape_.n, row.size() * sizeof(T));
       for (const int64_t n : sampled_columns_) {
-        T rounded;
+        T rounded = {};
         store_from_float(&rounded, exact[next++] + start);
         const double expected = load_as_float(&rounded);
         const double found = load_as_float(row.data() + n);

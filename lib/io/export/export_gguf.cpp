@@ -35,11 +35,12 @@ constexpr uint32_t kVersion = 3;
 constexpr uint64_t kAlignment = 32;  // general.alignment is 32 where no key says otherwise
 
 struct GgufTypeFacts {
-  GgufType type;
-  int64_t file_type;  ///< number of a file whose matrices have the type (llama.cpp: llama_ftype)
+  GgufType type = GgufType::f32;
+  int64_t file_type =
+      0;  ///< number of a file whose matrices have the type (llama.cpp: llama_ftype)
   std::optional<DType> dtype;  ///< type of an element; none: blocks of a row have a scale
-  int64_t block;               ///< elements
-  uint64_t block_bytes;
+  int64_t block = 1;           ///< elements
+  uint64_t block_bytes = 0;
 };
 constexpr GgufTypeFacts kTypes[] = {{GgufType::f32, 0, DType::f32, 1, 4},
                                     {GgufType::f16, 1, DType::f16, 1, 2},
@@ -308,7 +309,7 @@ GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to
   ConfigObject sizes;
   family->write_gguf(config, sizes);
   for (const auto& [key, value] : sizes.items()) {
-    set(metadata, architecture + "." + key, value);
+    set(metadata, fmt::format("{}.{}", architecture, key), value);
   }
   if (config.sliding_window > 0) {
     report.notes.push_back(

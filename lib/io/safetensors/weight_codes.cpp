@@ -257,7 +257,7 @@ std::vector<float> decode_weight(const EncodedWeight& weight, const std::vector<
       const int64_t at = (halves ? element / 2 : element) - begin;
       const auto byte =
           static_cast<uint8_t>(bytes[static_cast<size_t>(at)] >> (halves ? element % 2 * 4 : 0));
-      Code code;
+      Code code = {};
       if constexpr (std::is_same_v<Code, int8_t>) {
         code = static_cast<int8_t>(byte);
       } else {
