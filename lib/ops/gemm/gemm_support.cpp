@@ -114,15 +114,16 @@ std::string_view why_not(Fp8Support support, const GemmExtents& extents) {
   }
   constexpr std::string_view kNone =
       "cuBLASLt does not multiply these types with these scales on this GPU";
-  static constexpr std::string_view kReasons[] = {
-      kNone,
+  constexpr std::string_view kOf128 =
       "cuBLASLt multiplies these types and scales on this GPU only where M, N and K are multiples "
-      "of 128",
+      "of 128";
+  constexpr std::string_view kOf16 =
       "cuBLASLt multiplies these types and scales on this GPU only where M, N and K are multiples "
-      "of 16",
+      "of 16";
+  constexpr std::string_view kOf8 =
       "cuBLASLt multiplies these types and scales on this GPU only where M, N and K are multiples "
-      "of 8",
-      kNone};
+      "of 8";
+  static constexpr std::string_view kReasons[] = {kNone, kOf128, kOf16, kOf8, kNone};
   static_assert(std::size(kReasons) == static_cast<size_t>(Fp8Support::any) + 1);
   return kReasons[static_cast<size_t>(support)];
 }

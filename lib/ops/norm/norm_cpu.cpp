@@ -213,6 +213,7 @@ void norm_backward(Stream /*stream*/, const NormBackward& call) {
   };
   with_float_type(call.dy.dtype, [&]<typename Dy>(TypeTag<Dy>) {
     with_float_type(call.x.dtype, [&]<typename X>(TypeTag<X>) {
+      // The branches differ in dx's type. NOLINTNEXTLINE(bugprone-branch-clone)
       if (call.dx.dtype == call.x.dtype) {
         run(call.dy.as<Dy>(), call.x.as<X>(), call.dx.as<X>());
       } else {
