@@ -98,5 +98,29 @@ TEST_CASE("keys of experts that are unknown, or that say something twice, are re
              Contains("model.lora.targets: is empty; name layers"));
 }
 
+TEST_CASE("every model that a configuration may describe can be written as a folder") {
+  size_t refused = 0;
+  for (const ModelFamily* family : families()) {
+    const std::string type(family->name());
+    for (const char* switches : {"", ", hidden_act: silu", ", hidden_act: gelu_new",
+                                 ", mlp_bias: true", ", attention_bias: true", ", qk_norm: true",
+                                 ", tie_word_embeddings: true", ", tie_word_embeddings: false"}) {
+      CAPTURE(type, switches);
+      const std::string text =
+          "model: {vocab_size: 64, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, "
+          "intermediate_size: 48, max_position_embeddings: 32, model_type: " +
+          type + switches + "}\ndata: {train: a.txt, seq_length: 32}\ntraining: {max_steps: 100}\n";
+      const std::string error = error_of(text);
+      if (error == "loaded") {
+        CHECK_NOTHROW(write_hf_fields(completed(load_text(text).model.config), DType::f32));
+      } else {
+        CHECK_THAT(error, Contains("model.hidden_act") && Contains("no family of models has"));
+        ++refused;
+      }
+    }
+  }
+  CHECK(refused > 0);
+}
+
 }  // namespace
 }  // namespace fp8train

@@ -9,6 +9,7 @@
 #include "config/show.h"
 #include "config/yaml/given_keys.h"
 #include "model/families/family.h"
+#include "model/families/hf_fields.h"
 
 namespace fp8train {
 
@@ -27,6 +28,17 @@ constexpr std::pair<MlpKind, std::string_view> kActivations[] = {
 /// Sizes are asked only of models that are not described otherwise.
 bool has_own_sizes(const Settings& settings) {
   return settings.model.preset.empty() && settings.model.from.empty();
+}
+
+/// Checkpoints are folders that name a family.
+void check_activation(const CheckContext& at) {
+  const ModelConfig& config = at.settings.model.config;
+  if (config.moe.experts == 0 && written_family(config) == nullptr) {
+    at.complain(fmt::format(
+        "no family of models has this MLP with the norm and the positions of {}, so that "
+        "checkpoints could not be written; remove the key",
+        config.family->name()));
+  }
 }
 
 /// The first given key that describes a shape.
@@ -178,7 +190,8 @@ std::vector<Field> arithmetic_fields() {
   return {
       choice("model.hidden_act", in_shape(&ModelConfig::mlp), kActivations,
              "silu is SwiGLU, gelu_new (the same as gelu_pytorch_tanh) a GELU MLP")
-          .also({"model.activation_function"}),
+          .also({"model.activation_function"})
+          .checked(check_activation),
       field("model.norm_eps", in_shape(&ModelConfig::norm_eps), between(1e-12, 1),
             "Added to the variance in every norm")
           .also({"model.rms_norm_eps", "model.layer_norm_epsilon"}),
