@@ -107,6 +107,10 @@ static_assert(std::ranges::all_of(kScaleTypeFacts, [](const ScaleTypeFacts& fact
 constexpr DType dtype_of(ScaleType type) {
   return facts_of(type).dtype;
 }
+/// Whether packets have exponents: the scales of codes that may cross are then powers of two.
+constexpr bool is_exponent(ScaleType type) {
+  return facts_of(type).packet_bytes == 1;
+}
 
 enum class Rounding : uint8_t { nearest_even, stochastic };
 inline constexpr std::pair<Rounding, std::string_view> kRoundings[] = {

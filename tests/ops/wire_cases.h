@@ -15,8 +15,10 @@ inline std::vector<TensorFormat> all_wires() {
   }
   for (const DType type : WireCodes::kTypes) {
     for (const int group : ops::kWireGroups) {
-      for (const ScaleType scales : {ScaleType::f32, ScaleType::pow2}) {
-        wires.push_back(in_groups_of(group, by_group(type, scales)));
+      for (const ScaleTypeFacts& scales : kScaleTypeFacts) {
+        if (scales.packet_bytes > 0) {
+          wires.push_back(in_groups_of(group, by_group(type, scales.type)));
+        }
       }
     }
   }

@@ -60,7 +60,7 @@ float group_scale(const Values& values, int64_t at, int64_t chunk, const TensorF
   const float scale = std::min(largest / amax, std::numeric_limits<float>::max());
   int exponent = 0;
   std::frexp(scale, &exponent);
-  return format.scale_type == ScaleType::pow2 ? std::ldexp(1.0F, exponent - 1) : scale;
+  return is_exponent(format.scale_type) ? std::ldexp(1.0F, exponent - 1) : scale;
 }
 
 /// The value of an element as the packet at `packet` has it.
@@ -77,7 +77,7 @@ float read_packet(const uint8_t* packet, const TensorFormat& format, int64_t chu
   }
   const uint8_t* scales = packet + chunk;
   float scale = 0;
-  if (format.scale_type == ScaleType::pow2) {
+  if (is_exponent(format.scale_type)) {
     const uint8_t byte = scales[i / group_size(format)];
     scale = byte == 255 ? std::nanf("") : std::ldexp(1.0F, byte - 127);
   } else {

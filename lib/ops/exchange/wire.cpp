@@ -45,8 +45,7 @@ std::string listed(const Items& items, const char* last) {
 }  // namespace
 
 WireScale wire_scale_of(ScaleType type) {
-  const int bytes = facts_of(type).packet_bytes;
-  return {.bytes = bytes, .pow2 = bytes == 1};
+  return {.bytes = facts_of(type).packet_bytes, .pow2 = is_exponent(type)};
 }
 
 bool is_wire_format(const TensorFormat& format) {

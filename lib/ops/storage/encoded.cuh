@@ -379,7 +379,7 @@ DeviceEncoded<Extended> encoded(const Encoded& tensor) {
           format.dtype,
           format_max(format.dtype),
           codec == Codec::groups || codec == Codec::expanded || codec == Codec::two_level,
-          format.scale_type == ScaleType::pow2,
+          is_exponent(format.scale_type),
           codec == Codec::expanded,
           format.rounding == Rounding::stochastic,
           codec == Codec::halves ? tensor.scales.as<uint16_t>() : nullptr,

@@ -209,7 +209,7 @@ FP8TRAIN_HD void expand_run(const float* __restrict values, int64_t count,
 /// The scale that follows from the largest new magnitude (as bits) of a tensor or a group.
 FP8TRAIN_HD float new_scale(const Encoded& tensor, uint32_t largest, float old) {
   return stored_scale(float_of(largest), old, format_max(tensor.format.dtype),
-                      tensor.format.scale_type == ScaleType::pow2);
+                      is_exponent(tensor.format.scale_type));
 }
 
 /// Floors nothing.
