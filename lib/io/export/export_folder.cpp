@@ -48,16 +48,18 @@ ConfigObject fine_grained(const std::vector<std::string>& plain_modules) {
 struct CompressedWeights {
   DType code;
   ScaleBlock block;
+  DType scales;  ///< in which they are held
   std::string_view format, type, strategy, scale_dtype = {};
 };
 constexpr CompressedWeights kCompressed[] = {
-    {DType::e4m3, per::tensor, "float-quantized", "float", "tensor"},
-    {DType::e4m3, per::row, "float-quantized", "float", "channel"},
-    {DType::i8, per::tensor, "int-quantized", "int", "tensor"},
-    {DType::i8, per::row, "int-quantized", "int", "channel"},
-    {DType::e2m1, per::block_1x16, "nvfp4-pack-quantized", "float", "tensor_group",
+    {DType::e4m3, per::tensor, DType::f32, "float-quantized", "float", "tensor"},
+    {DType::e4m3, per::row, DType::f32, "float-quantized", "float", "channel"},
+    {DType::i8, per::tensor, DType::f32, "int-quantized", "int", "tensor"},
+    {DType::i8, per::row, DType::f32, "int-quantized", "int", "channel"},
+    {DType::e2m1, per::block_1x16, DType::e4m3, "nvfp4-pack-quantized", "float", "tensor_group",
      "torch.float8_e4m3fn"},
-    {DType::e2m1, per::block_1x32, "mxfp4-pack-quantized", "float", "group", "torch.uint8"},
+    {DType::e2m1, per::block_1x32, DType::e8m0, "mxfp4-pack-quantized", "float", "group",
+     "torch.uint8"},
 };
 
 ConfigObject arguments_of(const CompressedWeights& weights, std::string_view strategy,
@@ -103,7 +105,8 @@ ConfigObject quantization_config(const TensorFormat& format,
     return fine_grained(plain_modules);
   }
   for (const CompressedWeights& weights : kCompressed) {
-    if (weights.code == format.dtype && weights.block == format.block.as_stored()) {
+    if (weights.code == format.dtype && weights.block == format.block.as_stored() &&
+        weights.scales == dtype_of(format.scale_type)) {
       return compressed_tensors(weights, plain_modules);
     }
   }
