@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "support/file_size_limit.h"
@@ -104,6 +105,34 @@ TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
                           "gpu/clock_mhz"}) {
     CHECK_THAT(shown(), Catch::Contains(tag));
   }
+}
+
+TEST_CASE("a run continues without a sink that cannot write, until sinks are opened again") {
+  const test::TempDir dir;
+  RunRecords records(dir / "run");
+  records.begin_metrics(0, 1);
+  records.open_sinks({.tensorboard = true}, 0, "");
+  const auto files = [&] {
+    std::vector<std::string> texts;
+    for (const auto& one : std::filesystem::directory_iterator(records.directory().tensorboard())) {
+      texts.push_back(test::read_file(one.path()));
+    }
+    return texts;
+  };
+  records.write_step({.step = 1});
+  const std::vector<std::string> before = files();
+  REQUIRE(before.size() == 1);
+  {
+    const test::FileSizeLimit limit(before[0].size());
+    records.write_step({.step = 2});
+  }
+  records.write_step({.step = 3});
+  CHECK(files() == before);
+  CHECK_THAT(test::read_file(records.directory().metrics()), Catch::Contains("{\"step\":3,"));
+
+  records.open_sinks({.tensorboard = true}, 1, "");
+  records.write_step({.step = 2});
+  CHECK(files().size() == 2);
 }
 
 TEST_CASE("every metric of the list is on the page of metrics") {
