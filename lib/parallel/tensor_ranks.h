@@ -49,8 +49,8 @@ class WholeRows final : public RankExchange {
     ranks_->gather(context, part, whole);
   }
   void sum_rows(const StepContext& context, ConstView partial, View own) override;
-  void swap(const StepContext& context, ConstView sent, View received) override {
-    ranks_->swap(context, sent, received);
+  void swap(const StepContext&, ConstView, View) override {
+    check(false, "WholeRows: no layer swaps parts of whole rows");
   }
   void largest(const StepContext& context, View magnitudes) override {
     ranks_->largest(context, magnitudes);
