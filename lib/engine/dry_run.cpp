@@ -131,18 +131,23 @@ int64_t first_counted(const EngineSettings& settings) {
 /// more gathered: the last one does not.
 void run_first_steps(Engine& engine, const Batch& batch,
                      const std::function<void(int64_t index, bool collects_statistics)>& step) {
-  engine.weights_changed();
+  const auto first_step = [&](int64_t index) {  // of a start: it gathers weights and casts them
+    engine.weights_changed();
+    step(index, true);
+  };
+  first_step(0);
   if (engine.model().scaling().first_windows() != FirstWindows::none) {
     engine.evaluate(batch);
     step(0, true);
     engine.model().scaling().end_first_windows();
+    first_step(0);
   }
   for (const auto& [begin, end] : engine.settings().plain_steps) {
-    step(begin, true);
+    first_step(begin);
     engine.evaluate(batch);
     step(end, true);
+    first_step(end);
   }
-  step(0, true);
   if (const int64_t warmup = engine.settings().step.decoder.moe.capacity_warmup; warmup > 0) {
     step(warmup, true);
   }

@@ -100,6 +100,25 @@ TEST_CASE("what gradients of a rank held before a step changes no bit") {
   }
 }
 
+TEST_CASE("the first step casts the weights that it gathers, within the plan of its memory") {
+  PlanRequest request;
+  request.plan = GENERATE("msamp-o1", "msamp-o2", "fp8-lm", "te-delayed");
+  if (GENERATE(false, true)) {
+    request.schedule = {{0.5, request.plan}, {0, "bf16"}};
+  } else {
+    request.use_autocast_during_eval = false;
+  }
+  CAPTURE(request.plan, request.schedule.size());
+  EngineSettings settings = tiny(request.plan, 1);
+  settings.plan = resolve_plan(request);
+  settings.model.intermediate_size = 1024;  // its weights need more than the activations
+  settings.strategy.zero_stage = 3;
+  for (const RankResult& rank : train_ranks(settings, Topology::blocks(2, 2))) {
+    CHECK(rank.as_planned);
+    CHECK_FALSE(rank.allocated);
+  }
+}
+
 TEST_CASE("ranks that share an optimizer's work train as those that do not, with each optimizer") {
   const std::string plan = GENERATE("fp32", "bf16", "te-delayed");
   EngineSettings settings = GENERATE_COPY(from_range(test::with_each_optimizer(tiny(plan, 1))));
