@@ -56,6 +56,10 @@ TEST_CASE("ids and decoded texts are those of the libraries that made the tokeni
     const auto expected = nlohmann::json::parse(test::read_file(entry.path() / "expected.json"));
     const auto tokenizer = open_tokenizer(entry.path());
     REQUIRE(expected.size() == texts.size());
+    // of a model with a larger vocabulary
+    const auto outside = static_cast<int32_t>(tokenizer->vocab_size());
+    CHECK(tokenizer->decode(std::vector<int32_t>{outside, outside + 61}).empty());
+    CHECK_THROWS_AS(tokenizer->decode(std::vector<int32_t>{-1}), DataError);
     for (size_t i = 0; i < texts.size(); ++i) {
       INFO(entry.path().filename().string() << " text " << i << ": " << texts[i]);
       const std::vector<int32_t> ids = tokenizer->encode(texts[i]);

@@ -44,8 +44,6 @@ TEST_CASE("the byte tokenizer takes every byte and hides its special ids") {
   CHECK(tokenizer->vocab_size() == 258);
   const std::vector<int32_t> with_special = {256, 'h', 'i', tokenizer->eos_id()};
   CHECK(tokenizer->decode(with_special) == "hi");
-  const std::vector<int32_t> outside = {258};
-  CHECK_THROWS_AS(tokenizer->decode(outside), DataError);
   const std::vector<int32_t> negative = {-1};
   CHECK_THROWS_AS(tokenizer->decode(negative), DataError);
 }
@@ -59,6 +57,7 @@ TEST_CASE("the char tokenizer orders code points and names what it does not know
   CHECK(tokenizer->decode(tokenizer->encode("b\xC3\xA9")) == "b\xC3\xA9");
   CHECK(tokenizer->bos_id() == -1);
   CHECK(tokenizer->eos_id() == -1);
+  CHECK(tokenizer->decode(std::vector<int32_t>{4, 2}) == "b");
   const std::string message = message_of<DataError>([&] { tokenizer->encode("ab\xE2\x82\xAC"); });
   CHECK_THAT(message, Contains("<0xE2><0x82><0xAC>") && Contains("byte 2"));
   CHECK_THAT(message_of<DataError>([&] { tokenizer->encode("aT"); }),

@@ -160,9 +160,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
     std::vector<std::string> texts;
     texts.reserve(ids.size());
     for (const int32_t id : ids) {
-      if (id < 0) require_id(id, vocab_size());
-      // A model's vocabulary may be larger than the tokenizer's; such ids have no text.
-      const bool known = id < vocab_size() && !tokens_[static_cast<size_t>(id)].empty();
+      const bool known = has_text(id, vocab_size()) && !tokens_[static_cast<size_t>(id)].empty();
       if (known && !special_.contains(id)) texts.push_back(tokens_[static_cast<size_t>(id)]);
     }
     if (parts_.decoder) {

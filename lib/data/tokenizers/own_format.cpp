@@ -74,8 +74,7 @@ class ByteTokenizer final : public Tokenizer {
     std::string text;
     text.reserve(ids.size());
     for (const int32_t id : ids) {
-      tokenizers::require_id(id, kByteVocab);
-      if (id < kByteBos) text.push_back(static_cast<char>(id));
+      if (tokenizers::has_text(id, kByteBos)) text.push_back(static_cast<char>(id));
     }
     return text;
   }
@@ -153,8 +152,7 @@ class CharTokenizer final : public Tokenizer {
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text;
     for (const int32_t id : ids) {
-      tokenizers::require_id(id, vocab_size());
-      text += characters_[static_cast<size_t>(id)];
+      if (tokenizers::has_text(id, vocab_size())) text += characters_[static_cast<size_t>(id)];
     }
     return text;
   }
@@ -315,11 +313,11 @@ std::vector<TokenizerFile> transformers_files(std::string tokenizer_json, const 
           {"tokenizer_config.json", config.dump(2) + "\n"}};
 }
 
-void require_id(int32_t id, int64_t vocab_size) {
-  if (id < 0 || id >= vocab_size) {
-    throw DataError(
-        fmt::format("token id {} is outside the tokenizer's vocabulary of {}", id, vocab_size));
+bool has_text(int32_t id, int64_t vocab_size) {
+  if (id < 0) {
+    throw DataError(fmt::format("a token id is {}", id));
   }
+  return id < vocab_size;
 }
 
 }  // namespace tokenizers

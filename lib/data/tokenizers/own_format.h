@@ -37,7 +37,8 @@ std::unique_ptr<Tokenizer> read_own(const nlohmann::json& own, const std::string
 std::vector<TokenizerFile> transformers_files(std::string tokenizer_json, const std::string& bos,
                                               const std::string& eos);
 
-/// Throws DataError unless 0 <= id < vocab_size.
-void require_id(int32_t id, int64_t vocab_size);
+/// Whether id < vocab_size: a model's vocabulary may be larger than the tokenizer's, and such ids
+/// have no text. Throws DataError for a negative one.
+bool has_text(int32_t id, int64_t vocab_size);
 
 }  // namespace fp8train::tokenizers

@@ -63,8 +63,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     std::string text;
     bool is_first = has_prefix_;
     for (const int32_t id : ids) {
-      require_id(id, vocab_size());
-      if (processor_.IsControl(id)) continue;
+      if (!has_text(id, vocab_size()) || processor_.IsControl(id)) continue;
       std::string_view piece = processor_.IdToPiece(id);
       if (processor_.IsByte(id)) {
         text += static_cast<char>(byte_of_token(piece).value_or(0));
