@@ -244,7 +244,7 @@ class Decoder {
   Parameter* add_scales(const LinearSite& whole);
   void add_adapters(const LinearSite& whole, const LinearPlan& plan, Linear& linear);
   /// `matrices`: the numbers of rows that ranks cut, each by itself.
-  Linear make_adapter(LinearPlan plan, Parameter parameter, std::span<const int64_t> matrices);
+  Linear make_adapter(LinearPlan plan, Parameter parameter);
   /// Backward reads codes of the inputs of norms: nothing of the residual stream stays alive.
   bool encodes_residuals() const { return plan_.saved_norm.is_scaled(); }
   SavedFormat norm_input() const { return saved_format(plan_, plan_.saved_norm); }

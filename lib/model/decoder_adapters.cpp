@@ -179,27 +179,25 @@ void Decoder::add_adapters(const LinearSite& whole, const LinearPlan& plan, Line
     // As kaiming_uniform_(a=sqrt(5)) of torch: 1 / sqrt(fan-in), of the whole.
     const auto bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(piece.columns)));
     Linear a = make_adapter(
-        inner, {.name = piece.name + ".lora_A", .init = Init::uniform, .init_std = bound}, {});
-    std::vector<int64_t> of_module;  // matrices of the layer, each of which ranks cut
+        inner, {.name = piece.name + ".lora_A", .init = Init::uniform, .init_std = bound});
     int64_t begin = 0;
     for (const int64_t rows : pieces) {
       if (begin >= piece.begin && begin + rows <= piece.begin + piece.rows) {
-        of_module.push_back(rows);
+        outer.site.matrices.push_back(rows);
       }
       begin += rows;
     }
-    Linear b =
-        make_adapter(outer, {.name = piece.name + ".lora_B", .init = Init::zeros}, of_module);
+    Linear b = make_adapter(outer, {.name = piece.name + ".lora_B", .init = Init::zeros});
     const int64_t first = whole.split == Split::columns ? piece.begin / tensor_.ranks : piece.begin;
     linear.add_adapter(std::move(a), std::move(b), first, static_cast<float>(config_.lora.scale()));
   }
 }
 
-Linear Decoder::make_adapter(LinearPlan plan, Parameter parameter,
-                             std::span<const int64_t> matrices) {
+Linear Decoder::make_adapter(LinearPlan plan, Parameter parameter) {
   const LinearSite whole = plan.site;
   parameter.is_added = true;
-  parameter.sharding = sharding_of({whole.out_features, whole.in_features}, whole.split, matrices);
+  parameter.sharding =
+      sharding_of({whole.out_features, whole.in_features}, whole.split, whole.matrices);
   parameter.sharding.index = adapter_index(parameter.name);
   parameter.sharding.partial = whole.split == Split::none;
   parameter.gathered = {.form = GatheredForm::operands};

@@ -53,29 +53,25 @@ View copied_columns(const StepContext& context, const ConstView& x, int64_t firs
 ops::GemmOperand part_of(const StepContext& context, const ops::GemmOperand& operand, int64_t first,
                          int64_t count) {
   ops::GemmOperand part = {operand.tensor, operand.transposed};
-  const TensorFormat& format = operand.tensor.format;
   Encoded& codes = part.tensor;
-  if (operand.transposed) {
-    check(!operand.has_blocks() || format.block == per::row,
-          "codes with scales of blocks lie along the contracted extent");
-    codes.codes = rows_of(codes.codes, first, count);
-    if (format.block == per::row) {
-      codes.scales = {codes.scales.as<float>() + first, DType::f32, {count}};
-    }
+  const auto part_along = [&](const View& x, int64_t begin, int64_t extent) {
+    return operand.transposed ? rows_of(x, begin, extent)
+                              : copied_columns(context, x, begin, extent);
+  };
+  codes.codes = part_along(codes.codes, first, count);
+  const ScaleBlock block = operand.tensor.format.block;
+  if (!operand.has_blocks() || (block == per::row && !operand.transposed)) {
     return part;
   }
-  codes.codes = copied_columns(context, codes.codes, first, count);
-  if (operand.has_blocks() && format.block != per::row) {
-    const int64_t width = format.block.as_stored().columns;
-    check(first % width == 0 && count % width == 0 && codes.layout == ScaleLayout::row_major,
-          "parts of the contracted extent are whole blocks");
-    const ops::ScaleGrid grid = ops::scale_grid(format.block, operand.matrix().shape.rows(),
-                                                operand.matrix().shape.back(), codes.layout);
-    const View scales = reshaped(codes.scales, {grid.rows, grid.columns});
-    codes.scales = copied_columns(context, scales, first / width, count / width);
-    codes.scales = reshaped(codes.scales, {codes.scales.count()});
-    codes.cast_scales = nullptr;
-  }
+  const ops::ScaleGrid grid = ops::scale_grid(block, operand.matrix().shape.rows(),
+                                              operand.matrix().shape.back(), codes.layout);
+  const int64_t width = operand.transposed ? grid.height : grid.width;
+  check(first % width == 0 && count % width == 0 && codes.layout == ScaleLayout::row_major,
+        "parts of the contracted extent are whole blocks");
+  codes.scales =
+      part_along(reshaped(codes.scales, {grid.rows, grid.columns}), first / width, count / width);
+  codes.scales = reshaped(codes.scales, {codes.scales.count()});
+  codes.cast_scales = nullptr;
   return part;
 }
 

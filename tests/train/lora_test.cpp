@@ -203,7 +203,8 @@ TEST_CASE("adapters have the same bits on tensor and pipeline ranks") {
   const Case of =
       GENERATE(Case{"fp32", "fp32", Recompute::block}, Case{"te-delayed", "bf16", Recompute::none},
                Case{"te-current", "e4m3 row", Recompute::none},
-               Case{"te-delayed", "bf16", Recompute::none, true});
+               Case{"te-delayed", "bf16", Recompute::none, true},
+               Case{"fp32", "fp32", Recompute::none, true});
   CAPTURE(of.plan, of.base, of.is_gpt2);
   EngineSettings settings = adapted(test::small_llama(of.plan, 4));
   if (of.is_gpt2) {

@@ -117,6 +117,20 @@ TEST_CASE("every plan trains on ranks that share layers, with the bits of one", 
   check_equal(run(with(settings, 1, 2), 1, 2), run(with(settings, 2, 2), 2, 2));
 }
 
+TEST_CASE("codes next to gradients that stay in 16 bits are cut by rows and by columns",
+          "[tensor]") {
+  PlanRequest request;
+  request.plan = GENERATE("te-blockwise", "deepseek-v3", "torchao-rowwise", "te-current");
+  request.roles.dgrad_dy = "bf16";
+  request.roles.wgrad_dy = GENERATE("bf16", "");
+  CAPTURE(request.plan, request.roles.wgrad_dy);
+  EngineSettings settings = llama("bf16");
+  settings.plan = resolve_plan(request);
+  settings.model.num_key_value_heads = 8;
+  settings.model.intermediate_size = 768;
+  check_equal(run(with(settings, 1, 2), 1, 2), run(with(settings, 2, 2), 2, 2));
+}
+
 TEST_CASE("ranks that share layers share the optimizer too, at each stage of ZeRO", "[tensor]") {
   const std::string plan =
       GENERATE("bf16", "te-delayed", "deepseek-v3", "torchao-rowwise-gw-hp", "int8-qat", "te-nvfp4",
