@@ -74,7 +74,8 @@ void check_weights(const Session& session) {
     return;
   }
   const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
-  Decoder model(*meta, session.engine.model, session.engine.plan, {});
+  Decoder model(*meta, session.engine.model, session.engine.plan,
+                {.settings = session.engine.step.decoder});
   load_weights(*meta, model, TensorSource(session.settings.model.from),
                missing_tokens(session.settings.model));
   if (const std::string& adapters = session.settings.model.lora_from; !adapters.empty()) {
@@ -100,7 +101,8 @@ std::string check_checkpoint(Session& session, bool whole_files, bool quiet) {
     begin_data_record(session, is_own ? directory.data_hashes() : std::filesystem::path());
   }
   const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
-  Decoder model(*meta, session.engine.model, session.engine.plan, {});
+  Decoder model(*meta, session.engine.model, session.engine.plan,
+                {.settings = session.engine.step.decoder});
   log_warnings(check_resumes(*found.checkpoint, session, model));
   ProgressLine line;
   compare_all_data(session, [&](uint64_t bytes_left) {

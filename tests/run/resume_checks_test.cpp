@@ -78,6 +78,10 @@ TEST_CASE("what was frozen stays frozen, and more may be; nothing saved is passe
              Catch::Contains(" error ") &&
                  Catch::Contains("step-000020 differs from this run:\n") &&
                  Catch::Contains("training.frozen: had embedding.weight"));
+  Words check =
+      command("training.frozen=[\"layers.0.*\", embedding.weight]", "training.max_steps=30");
+  check.insert(check.begin(), "check");
+  CHECK_THAT(expect_code(0, shop.folder(), check).out, Catch::Contains("step 20 of 30"));
   const Outcome checked = run_program(
       shop.folder(), Workshop::command("te-delayed", "run", {"training.frozen=embedding.weight"}));
   CHECK(checked.code == 4);
