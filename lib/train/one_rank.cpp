@@ -238,14 +238,20 @@ Nearness expected_nearness(const SmallRun& one, const SmallRun& other) {
   const ParallelLayout& layout = other.engine.strategy.layout;
   const bool same_batches = one.engine.step == other.engine.step;
   const bool ties = layout.pipeline > 1 && one.engine.model.tie_word_embeddings;
+  const PrecisionPlan& plan = other.engine.plan;
+  // Groups of a wire begin with a rank's part, and blocks of tokens with an expert's rows.
+  const bool moves_blocks =
+      plan.gradient_wire.block.is_group() ||
+      (one.engine.model.moe.experts > 0 && plan.any_operand([](const TensorFormat& format) {
+        return format.is_scaled() && format.block.columns > 0;
+      }));
   if (same_batches && !ties && layout.context == 1 && layout.expert == 1 &&
-      (layout.tensor == 1 || layout.tensor_parts > 0)) {
+      (layout.tensor == 1 || (layout.tensor_parts > 0 && !moves_blocks))) {
     return {};
   }
   // A sum in another order moves codes to their neighbours, and updates of small gradients, which
   // may be as large as others, to the other side of zero.
   constexpr double kCodes = 0.2, kHalves = 2e-2, kSingles = 2e-6, kFourBits = 0.6, kChange = 0.25;
-  const PrecisionPlan& plan = other.engine.plan;
   const bool four_bits =
       plan.any_operand([](const TensorFormat& format) { return format.dtype == DType::e2m1; });
   const auto codes = [](const TensorFormat& format) { return format.is_scaled(); };
