@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/log.h"
 #include "base/names.h"
 #include "base/screen.h"
@@ -20,7 +21,6 @@
 #include "commands.h"
 #include "io/export/export_folder.h"
 #include "io/export/quantize_file.h"
-#include "json_text.h"
 #include "numeric/with_type.h"
 #include "ops/cast/block_formats.h"
 #include "output_path.h"

@@ -48,7 +48,11 @@ TEST_CASE("a run in a folder where others may write follows none of their links"
 }
 
 TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
-  CHECK(MetricLine().add("tokens", 1).add("epochs", JsonObject()).events().empty());
+  CHECK(MetricLine()
+            .add("tokens", 1)
+            .add("epochs", nlohmann::ordered_json::object())
+            .events()
+            .empty());
   CHECK_FALSE(MetricLine().add("loss", 1.0).events().empty());
   const test::TempDir dir;
   RunRecords records(dir / "run");

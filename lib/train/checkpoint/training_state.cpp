@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "io/hf_config.h"
 #include "io/strict_json.h"
 #include "train/checkpoint/base_weights.h"
@@ -147,7 +148,7 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
   if (session.data_record != nullptr) {
     json["data_files"] = session.data_record->noted();
   }
-  return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  return json_text(json, 1) + "\n";
 }
 
 /// `changed_plan`: the loss scale begins as at the start of a run.

@@ -108,7 +108,7 @@ class RunRecords {
   /// Writes the text of a sample into a file of its own.
   void write_sample(int64_t step, const std::string& text);
   /// Writes summary.json, with the number of lines that were lost. Throws DeviceError.
-  void write_summary(JsonObject summary);
+  void write_summary(nlohmann::ordered_json summary);
 
   /// Returns the number of lines of metrics that could not be written. A warning says so when the
   /// first one is lost, and when they can be written again.
@@ -121,7 +121,7 @@ class RunRecords {
   };
 
   void append(const MetricLine& line);
-  void append(const JsonObject& line, MetricsWriter& writer);
+  void append(const nlohmann::ordered_json& line, MetricsWriter& writer);
   void put_aside_metrics();
   void write_tensors(const StepMetrics& metrics);
   void show(const std::function<void(MetricSink&)>& write);

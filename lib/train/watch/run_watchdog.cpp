@@ -19,6 +19,7 @@
 #include "base/atomic_file.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/names.h"
 #include "base/signals.h"
 #include "comm/launch.h"
@@ -247,7 +248,7 @@ std::string to_json(const FlightRecord& record) {
     }
     others.push_back(std::move(one));
   }
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json, 2) + "\n";
 }
 
 }  // namespace
