@@ -127,12 +127,12 @@ class Run {
   }
 
   void start(const RunRequest& request, FoundStart found, int64_t threads) {
-    const RunStart start = load_newest(found);
+    const ResumedRun start = load_newest(found);
     if (!start.folder.empty()) {
-      listener_->loaded(start.folder,
+      listener_->loaded(start.folder.string(),
                         found.checkpoint ? std::optional(start.state.step) : std::nullopt);
     }
-    log_warnings(start.warnings);
+    log_warnings(start.notes);
     if (found.checkpoint) {
       show_changes(found.checkpoint->parent_path().parent_path(), start.changes);
     }
@@ -152,11 +152,11 @@ class Run {
   }
 
   /// Loads the start, or an older one where a file of it turns out to be damaged on any rank.
-  RunStart load_newest(FoundStart& found) {
+  ResumedRun load_newest(FoundStart& found) {
     const std::filesystem::path checkpoints = records_.directory().checkpoints();
     while (true) {
       try {
-        RunStart start = load_start(session_, found, *engine_, *device_, *comm_);
+        ResumedRun start = load_start(session_, found, *engine_, *device_, *comm_);
         agree_on_step(*comm_, start.state.step, checkpoints);
         return start;
       } catch (const OtherRunError&) {
