@@ -147,16 +147,11 @@ void print_report_text(const FileQuantizationReport& report, const FileQuantizat
                                     {"saturated %"}, {"underflow %"}, {"SNR dB"}};
   const auto add = [&](const std::string& name, const std::string& shape,
                        const CastQuality& quality) {
-    const std::string texts[] = {
-        without_controls(name),
-        shape,
-        fmt::format("{:.6g}", quality.amax),
-        fmt::format("{:.4f}", percent(quality.statistics.saturated, quality.statistics.count)),
-        fmt::format("{:.4f}", percent(quality.statistics.underflow, quality.statistics.count)),
-        snr_text(quality)};
-    for (size_t i = 0; i < table.size(); ++i) {
-      table[i].texts.push_back(texts[i]);
-    }
+    add_row(table,
+            {without_controls(name), shape, fmt::format("{:.6g}", quality.amax),
+             fmt::format("{:.4f}", percent(quality.statistics.saturated, quality.statistics.count)),
+             fmt::format("{:.4f}", percent(quality.statistics.underflow, quality.statistics.count)),
+             snr_text(quality)});
   };
   for (const QuantizedEntry& tensor : report.tensors) {
     add(tensor.name, fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.quality);
