@@ -227,8 +227,9 @@ int64_t count(const nlohmann::json& of, const char* key, int64_t largest = kLarg
 }
 
 /// Returns count(), or 0 where an earlier version did not write it.
-int64_t count_if_any(const nlohmann::json& of, const char* key, int64_t largest = kLargestCount) {
-  return of.contains(key) ? count(of, key, largest) : 0;
+int64_t count_if_any(const nlohmann::json& of, const char* key, int64_t largest = kLargestCount,
+                     int64_t least = 0) {
+  return of.contains(key) ? count(of, key, largest, least) : 0;
 }
 
 double number_if_any(const nlohmann::json& of, const char* key) {
@@ -236,6 +237,18 @@ double number_if_any(const nlohmann::json& of, const char* key) {
     refuse_entry(key, of.at(key), "a number");
   }
   return of.value(key, 0.0);
+}
+
+/// Returns the result of `read`, whose errors then name the entry.
+template <typename Read>
+auto within(const char* key, const Read& read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    throw CheckpointError(fmt::format("{}: {}", key, error.what()));
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("{}: {}", key, plain_json_error(error)));
+  }
 }
 
 std::vector<Rollback> read_rollbacks(const nlohmann::json& state) {
@@ -260,20 +273,6 @@ int64_t samples_of(const nlohmann::json& state, const std::vector<Rollback>& rol
     samples = std::min(samples + left_out, kLargestCount);
   }
   return samples;
-}
-
-/// The text of an earlier version is only compared.
-void check_formats(const nlohmann::json& state) {
-  if (!state.contains("formats") || state.at("formats").is_string()) {
-    return;
-  }
-  try {
-    read_state_formats(state.at("formats"));
-  } catch (const ConfigError& error) {
-    throw CheckpointError(fmt::format("formats: {}", error.what()));
-  } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError("formats: " + plain_json_error(error));
-  }
 }
 
 void check_origin(const nlohmann::json& state, const CheckpointManifest& manifest) {
@@ -309,7 +308,7 @@ ops::StepControl read_control(const nlohmann::json& state) {
 
 TrainingState read_run(const nlohmann::json& state) {
   const int64_t step = count(state, "step");
-  std::vector<Rollback> rollbacks = read_rollbacks(state);
+  std::vector<Rollback> rollbacks = within("rollbacks", [&] { return read_rollbacks(state); });
   const int64_t samples = samples_of(state, rollbacks);
   return {
       .step = step,
@@ -337,10 +336,11 @@ SavedState read_state(const nlohmann::json& state, const CheckpointManifest& man
   std::string why;
   try {
     check_origin(state, manifest);
-    check_formats(state);
-    const int64_t tokens_per_step =
-        state.contains("tokens_per_step") ? count(state, "tokens_per_step", kLargestCount, 1) : 0;
-    return {read_run(state), read_control(state), tokens_per_step};
+    if (state.contains("formats") && !state.at("formats").is_string()) {  // one text earlier
+      within("formats", [&] { return read_state_formats(state.at("formats")); });
+    }
+    return {read_run(state), read_control(state),
+            count_if_any(state, "tokens_per_step", kLargestCount, 1)};
   } catch (const CheckpointError& error) {
     why = error.what();
   } catch (const nlohmann::json::exception& error) {
