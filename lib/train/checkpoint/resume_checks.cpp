@@ -331,8 +331,8 @@ TrainingState read_run(const nlohmann::json& state) {
 
 }  // namespace
 
-SavedState read_state(const nlohmann::json& state, const CheckpointManifest& manifest,
-                      const std::filesystem::path& folder) {
+SavedRun read_state(const nlohmann::json& state, const CheckpointManifest& manifest,
+                    const std::filesystem::path& folder) {
   std::string why;
   try {
     check_origin(state, manifest);

@@ -21,7 +21,7 @@ inline std::string run_id(uint64_t seed, const std::string& data_fingerprint) {
 }
 
 /// The content of a state.json that a run continues with.
-struct SavedState {
+struct SavedRun {
   TrainingState run;            ///< is_scheduled is not read
   ops::StepControl control;     ///< the members that a step takes from the one before
   int64_t tokens_per_step = 0;  ///< 0: an earlier version did not write it
@@ -29,8 +29,8 @@ struct SavedState {
 
 /// Throws CheckpointError where state.json names another run or step than the manifest, or holds a
 /// value that no run has.
-SavedState read_state(const nlohmann::json& state, const CheckpointManifest& manifest,
-                      const std::filesystem::path& folder);
+SavedRun read_state(const nlohmann::json& state, const CheckpointManifest& manifest,
+                    const std::filesystem::path& folder);
 
 /// The findings about a checkpoint that the run can resume from.
 struct SameRun {

@@ -242,7 +242,7 @@ void load_model_files(const std::filesystem::path& folder, const CheckpointManif
 /// Does the work of load_checkpoint() for this rank. Calls no collective.
 ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const Session& session,
                      const Communicator& comm, const Magnitudes& magnitudes) {
-  return with_checked_state(folder, [&](const nlohmann::json& json, const SavedState& saved,
+  return with_checked_state(folder, [&](const nlohmann::json& json, const SavedRun& saved,
                                         const CheckpointManifest& manifest) {
     ResumedRun resumed;
     resumed.folder = folder;

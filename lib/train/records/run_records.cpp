@@ -23,7 +23,7 @@
 namespace fp8train {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 /// Each block has its own otherwise.
 bool has_one_scale(const SlotReport& report) {
@@ -33,10 +33,10 @@ bool has_one_scale(const SlotReport& report) {
 /// {"layers.0.mlp.up.x": {"element": .., "scale": .., "scale_exponent": .., "amax": ..,
 /// "snr_db": .., "saturated_percent": .., "underflow_percent": ..}, ...}; no scale where each block
 /// has its own.
-Json slot_metrics(const std::vector<SlotReport>& slots) {
-  Json all = Json::object();
+OrderedJson slot_metrics(const std::vector<SlotReport>& slots) {
+  OrderedJson all = OrderedJson::object();
   for (const SlotReport& report : slots) {
-    Json one = {{"element", name_of(report.slot->format.dtype)}};
+    OrderedJson one = {{"element", name_of(report.slot->format.dtype)}};
     if (has_one_scale(report)) {
       one["scale"] = static_cast<double>(report.scale);
       one["scale_exponent"] = std::ilogb(report.scale);
@@ -48,22 +48,22 @@ Json slot_metrics(const std::vector<SlotReport>& slots) {
     one["saturated_percent"] = saturated_percent(report);
     one["underflow_percent"] = underflow_percent(report);
     // The object's own functions look through all keys for each.
-    all.get_ref<Json::object_t&>().push_back({slot_name(*report.slot), std::move(one)});
+    all.get_ref<OrderedJson::object_t&>().push_back({slot_name(*report.slot), std::move(one)});
   }
   return all;
 }
 
 /// {"x": {"mean": .., "worst": .., "worst_at": "layers.0.mlp.up.x"}, "w": .., "dy": ..}
-Json class_metrics(const ScalingSummary& summary) {
-  Json all = Json::object();
+OrderedJson class_metrics(const ScalingSummary& summary) {
+  OrderedJson all = OrderedJson::object();
   for (const auto& [name, snr] : summary.snr) {
     all[name] = {{"mean", snr.mean_db}, {"worst", snr.worst_db}, {"worst_at", snr.worst}};
   }
   return all;
 }
 
-Json by_stage(const std::vector<double>& shares) {
-  Json stages = Json::object();
+OrderedJson by_stage(const std::vector<double>& shares) {
+  OrderedJson stages = OrderedJson::object();
   for (size_t stage = 0; stage < shares.size(); ++stage) {
     stages[std::to_string(stage)] = std::round(shares[stage] * 1e4) / 1e4;
   }
@@ -104,7 +104,7 @@ void add_loads(MetricLine& line, const ExpertLoads& loads, bool by_layer) {
   if (loads.balance_loss) line.add("router_balance_loss", *loads.balance_loss);
   if (loads.z_loss) line.add("router_z_loss", *loads.z_loss);
   if (by_layer) {
-    Json layers = Json::object();
+    OrderedJson layers = OrderedJson::object();
     for (const auto& [layer, percent] : loads.percent_by_layer()) {
       layers[std::to_string(layer)] = percent;
     }
@@ -252,7 +252,7 @@ void RunRecords::write_step(const StepMetrics& metrics) {
       .add("time", utc_time())
       .add("skipped_steps", metrics.skipped_steps);
   if (!metrics.epochs.empty()) {
-    Json epochs = Json::object();
+    OrderedJson epochs = OrderedJson::object();
     for (const auto& [source, passes] : metrics.epochs) epochs[source] = passes;
     line.add("epochs", epochs);
   }
@@ -264,10 +264,10 @@ void RunRecords::write_step(const StepMetrics& metrics) {
         .add("wire_bytes_between_nodes", static_cast<int64_t>(metrics.sent->between_nodes));
   }
   if (metrics.straggler) {
-    line.add("slowest_rank", Json{{"rank", metrics.straggler->rank},
-                                  {"section", name_of(metrics.straggler->section)},
-                                  {"seconds", metrics.straggler->seconds},
-                                  {"median_seconds", metrics.straggler->median_seconds}});
+    line.add("slowest_rank", OrderedJson{{"rank", metrics.straggler->rank},
+                                         {"section", name_of(metrics.straggler->section)},
+                                         {"seconds", metrics.straggler->seconds},
+                                         {"median_seconds", metrics.straggler->median_seconds}});
   }
   if (!metrics.stage_idle.empty()) line.add("stage_idle", by_stage(metrics.stage_idle));
   if (!metrics.planned_stage_idle.empty())
@@ -293,7 +293,7 @@ void RunRecords::write_tensors(const StepMetrics& metrics) {
     log_warning(fmt::format("{}; the run continues without this line", error.what()));
     return;
   }
-  append(Json{{"step", metrics.step}, {"fp8", slot_metrics(*metrics.slots)}}, *tensors_);
+  append(OrderedJson{{"step", metrics.step}, {"fp8", slot_metrics(*metrics.slots)}}, *tensors_);
 }
 
 void RunRecords::write_validation(int64_t step, const LossReport& loss, bool has_experts) {
@@ -333,11 +333,11 @@ void RunRecords::write_rollbacks(const std::vector<Rollback>& rollbacks, int64_t
     if (one.to_step >= to_step) {  // begin_metrics() has dropped its line, or there was none
       append(MetricLine()
                  .add("step", to_step + 1)
-                 .add("rollback", Json{{"from_step", one.from_step},
-                                       {"to_step", one.to_step},
-                                       {"first_sample", one.first_sample},
-                                       {"end_sample", one.end_sample},
-                                       {"kind", one.kind}}));
+                 .add("rollback", OrderedJson{{"from_step", one.from_step},
+                                              {"to_step", one.to_step},
+                                              {"first_sample", one.first_sample},
+                                              {"end_sample", one.end_sample},
+                                              {"kind", one.kind}}));
     }
   }
 }
