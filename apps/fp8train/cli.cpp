@@ -23,7 +23,6 @@
 #include "base/nearest.h"
 #include "base/screen.h"
 #include "base/text.h"
-#include "command_tree.h"
 #include "config/foreign_names.h"
 #include "config/show.h"
 #include "train/watch/run_watchdog.h"

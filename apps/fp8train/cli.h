@@ -101,6 +101,15 @@ void add_ranks(Arguments command, RankOptions& options);
 /// Declares --gpu, the GPU to plan for.
 void add_gpu(Arguments command, std::string& gpu);
 
+/// Returns the page that --help prints, in at most 80 columns, or those of a terminal if it has
+/// fewer.
+std::string help_page(const CLI::App& command);
+
+/// Returns what a shell offers for the last of the words behind the program's name, which may be
+/// empty: on each line a word that begins so, and after a tab what it is for. The line FILES is for
+/// all files.
+std::string completions(const CLI::App& program, const std::vector<std::string>& words);
+
 /// Whether an argument is a.b=v.
 bool is_assignment(const std::string& text);
 

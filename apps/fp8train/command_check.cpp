@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/key_error.h"
 #include "base/log.h"
 #include "base/quantities.h"
@@ -162,7 +163,7 @@ std::vector<std::string> describe_run(const Session& session, const CheckedHardw
   }
   lines.push_back(fmt::format("work    {:.3g} GFLOP per step in GEMMs, {:.3g} in attention",
                               dry_run.work.gemm_flops / 1e9, dry_run.work.attention_flops / 1e9));
-  lines.push_back(fmt::format("sample  {}", json_quoted(sample_text(session))));
+  lines.push_back(fmt::format("sample  {}", json_text(nlohmann::json(sample_text(session)))));
   return lines;
 }
 

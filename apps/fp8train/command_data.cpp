@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/screen.h"
 #include "base/text.h"
 #include "choices.h"
@@ -21,7 +22,6 @@
 #include "data/text_source.h"
 #include "data/tokenizers/registry.h"
 #include "io/metrics.h"
-#include "json_text.h"
 #include "text_stream.h"
 
 namespace fp8train {
@@ -98,7 +98,8 @@ std::string summary_of(const DataFileFacts& facts) {
 
 void print_details(const DataFileFacts& facts) {
   if (facts.tokens) print_fitted("  first ids   {}\n", fmt::join(facts.first_ids, " "));
-  if (!facts.first_text.empty()) print_fitted("  first text  {}\n", json_quoted(facts.first_text));
+  if (!facts.first_text.empty())
+    print_fitted("  first text  {}\n", json_text(nlohmann::json(facts.first_text)));
   print_fitted("  xxh3-128    {}\n", facts.xxh3_128);
 }
 

@@ -13,6 +13,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "base/machine.h"
 #include "base/quantities.h"
 #include "base/screen.h"
@@ -23,7 +24,6 @@
 #include "device/cuda/cuda_libraries.h"
 #include "device/device.h"
 #include "device/gpu_monitor.h"
-#include "json_text.h"
 #include "output_path.h"
 #include "variables.h"
 

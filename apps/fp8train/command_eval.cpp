@@ -18,6 +18,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/quantities.h"
@@ -30,7 +31,6 @@
 #include "data/loader.h"
 #include "data/text_source.h"
 #include "engine/dry_run.h"
-#include "json_text.h"
 #include "text_stream.h"
 #include "train/inference/multiple_choice.h"
 

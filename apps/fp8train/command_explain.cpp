@@ -10,11 +10,11 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/key_error.h"
 #include "base/screen.h"
 #include "commands.h"
 #include "config/load.h"
-#include "json_text.h"
 #include "layer_shares.h"
 #include "optim/registry.h"
 #include "overview.h"

@@ -13,13 +13,13 @@
 
 #include "base/error.h"
 #include "base/json_reader.h"
+#include "base/json_text.h"
 #include "base/screen.h"
 #include "checkpoint_model.h"
 #include "commands.h"
 #include "data/chat/chat_encoder.h"
 #include "data/readers/json_lines.h"
 #include "data/utf8.h"
-#include "json_text.h"
 #include "text_stream.h"
 #include "train/inference/generator.h"
 

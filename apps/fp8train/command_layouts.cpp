@@ -51,28 +51,22 @@ std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
   for (size_t i = 0; i < shown; ++i) {
     const Layout& layout = layouts[i];
     const Settings& settings = layout.settings;
-    const std::string texts[] = {
-        fmt::to_string(settings.parallelism.layout.tensor),
-        fmt::to_string(settings.parallelism.layout.context),
-        fmt::to_string(settings.parallelism.layout.expert),
-        stages_of(settings.parallelism.layout),
-        fmt::format("{}{}{}", settings.parallelism.zero_stage,
-                    settings.parallelism.sync_each_batch ? "+sync" : "",
-                    settings.optimizer.offloads ? "+host" : ""),
-        fmt::format("{}{}", name_of(settings.step.decoder.recompute),
-                    settings.step.decoder.offloads_saved ? "+host" : ""),
-        fmt::to_string(settings.step.micro_batch_size),
-        fmt::to_string(layout.micro_batches),
-        describe_bytes(layout.bytes),
-        fmt::format("{:.3g}", layout.time.total()),
-        fmt::format("{:.1f} %", 100 * layout.time.exposed / layout.time.total()),
-        fmt::format("{:.0f} %", 100 * layout.time.idle / layout.time.total()),
-        describe_count(layout.tokens_per_second),
-        fmt::format("{:.0f} %", 100 * layout.mfu),
-        fmt::format("{:.1f} %", 100 * layout.goodput)};
-    for (size_t column = 0; column < table.size(); ++column) {
-      table[column].texts.push_back(texts[column]);
-    }
+    add_row(
+        table,
+        {fmt::to_string(settings.parallelism.layout.tensor),
+         fmt::to_string(settings.parallelism.layout.context),
+         fmt::to_string(settings.parallelism.layout.expert), stages_of(settings.parallelism.layout),
+         fmt::format("{}{}{}", settings.parallelism.zero_stage,
+                     settings.parallelism.sync_each_batch ? "+sync" : "",
+                     settings.optimizer.offloads ? "+host" : ""),
+         fmt::format("{}{}", name_of(settings.step.decoder.recompute),
+                     settings.step.decoder.offloads_saved ? "+host" : ""),
+         fmt::to_string(settings.step.micro_batch_size), fmt::to_string(layout.micro_batches),
+         describe_bytes(layout.bytes), fmt::format("{:.3g}", layout.time.total()),
+         fmt::format("{:.1f} %", 100 * layout.time.exposed / layout.time.total()),
+         fmt::format("{:.0f} %", 100 * layout.time.idle / layout.time.total()),
+         describe_count(layout.tokens_per_second), fmt::format("{:.0f} %", 100 * layout.mfu),
+         fmt::format("{:.1f} %", 100 * layout.goodput)});
   }
   std::erase_if(table, [](const TableColumn& column) {
     const std::string_view title = column.title;

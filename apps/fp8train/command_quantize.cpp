@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/log.h"
 #include "base/names.h"
 #include "base/screen.h"
@@ -20,7 +21,6 @@
 #include "commands.h"
 #include "io/export/export_folder.h"
 #include "io/export/quantize_file.h"
-#include "json_text.h"
 #include "numeric/with_type.h"
 #include "ops/cast/block_formats.h"
 #include "output_path.h"
@@ -147,16 +147,11 @@ void print_report_text(const FileQuantizationReport& report, const FileQuantizat
                                     {"saturated %"}, {"underflow %"}, {"SNR dB"}};
   const auto add = [&](const std::string& name, const std::string& shape,
                        const CastQuality& quality) {
-    const std::string texts[] = {
-        without_controls(name),
-        shape,
-        fmt::format("{:.6g}", quality.amax),
-        fmt::format("{:.4f}", percent(quality.statistics.saturated, quality.statistics.count)),
-        fmt::format("{:.4f}", percent(quality.statistics.underflow, quality.statistics.count)),
-        snr_text(quality)};
-    for (size_t i = 0; i < table.size(); ++i) {
-      table[i].texts.push_back(texts[i]);
-    }
+    add_row(table,
+            {without_controls(name), shape, fmt::format("{:.6g}", quality.amax),
+             fmt::format("{:.4f}", percent(quality.statistics.saturated, quality.statistics.count)),
+             fmt::format("{:.4f}", percent(quality.statistics.underflow, quality.statistics.count)),
+             snr_text(quality)});
   };
   for (const QuantizedEntry& tensor : report.tensors) {
     add(tensor.name, fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.quality);

@@ -1,5 +1,3 @@
-#include "command_tree.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,6 +6,7 @@
 #include <utility>
 
 #include "base/screen.h"
+#include "cli.h"
 #include "config/show.h"
 
 namespace fp8train {

@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/machine.h"
 #include "base/screen.h"
 #include "base/text.h"
 #include "commands.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_libraries.h"
-#include "json_text.h"
 #include "numeric/cpu_isa.h"
 
 namespace fp8train {

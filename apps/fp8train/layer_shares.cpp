@@ -126,9 +126,8 @@ std::string layers_text(const RunProducts& layers, bool every_layer) {
     const std::string prefix =
         group.first < 0 ? "" : fmt::format("layers.{}.", Numbers{group.first, group.last}.text());
     for (const auto& [name, shape, products, experts] : group.lines) {
-      table[0].texts.push_back(without_controls(prefix + replaced(name, "*", experts.text())));
-      table[1].texts.push_back(shape);
-      table[2].texts.push_back(without_controls(products));
+      add_row(table, {without_controls(prefix + replaced(name, "*", experts.text())), shape,
+                      without_controls(products)});
     }
   }
   return "\n" + table_text(std::move(table), columns);
@@ -184,12 +183,11 @@ std::string layer_shares_text(const Session& session) {
     const LinearSite own = linear.site.of_rank(layout.tensor);
     const TensorFormat rows = gathered_format(linear);
     const bool fp32 = layout.tensor_parts > 0 || linear.activation != DType::bf16;
-    table[0].texts.push_back(divided_name(linear.site).first);
-    table[1].texts.push_back(fmt::format("[{}, {}]", own.out_features, own.in_features));
-    table[2].texts.push_back(
-        fmt::format("{}: {}, {} B", columns ? "x" : "dy", describe(rows), size_of(rows.dtype)));
-    table[3].texts.push_back(
-        fmt::format("{}: {}", columns ? "dx" : "y", fp32 ? "fp32, 4 B" : "bf16, 2 B"));
+    add_row(table,
+            {divided_name(linear.site).first,
+             fmt::format("[{}, {}]", own.out_features, own.in_features),
+             fmt::format("{}: {}, {} B", columns ? "x" : "dy", describe(rows), size_of(rows.dtype)),
+             fmt::format("{}: {}", columns ? "dx" : "y", fp32 ? "fp32, 4 B" : "bf16, 2 B")});
   }
   return fmt::format("\n{} ranks share each layer (parallelism.tensor):\n{}", layout.tensor,
                      table_text(std::move(table), terminal_columns(stdout))) +

@@ -21,13 +21,13 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/json_text.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/screen.h"
 #include "base/text.h"
 #include "commands.h"
 #include "io/checkpoint/run_directory.h"
-#include "json_text.h"
 #include "train/records/metric_list.h"
 
 namespace fp8train {

@@ -13,6 +13,7 @@
 #include "comm/exchange/gradient_exchange.h"
 #include "model/step_part.h"
 #include "parallel/gradient_buckets.h"
+#include "train/ranks.h"
 
 namespace fp8train {
 namespace {
@@ -67,20 +68,6 @@ std::vector<Interval> covered_by(const std::vector<TraceEvent>& events, TraceKin
     }
   }
   return covered(std::move(intervals));
-}
-
-/// Everybody's text on every rank, one after another.
-template <typename Use>
-void for_each_text(Communicator& comm, const std::string& own, const Use& use) {
-  const std::vector<uint64_t> sizes = comm.all_gather_values(static_cast<uint64_t>(own.size()));
-  for (int rank = 0; rank < comm.size(); ++rank) {
-    std::string text = rank == comm.rank() ? own : std::string();
-    text.resize(sizes[static_cast<size_t>(rank)]);
-    if (comm.size() > 1) {
-      comm.broadcast(Communicator::host_stream(), text.data(), text.size(), rank).wait();
-    }
-    use(text);
-  }
 }
 
 /// Adds what subtracted from each rank's clock makes one clock of them, which starts with the first
@@ -224,11 +211,10 @@ void write_timeline(Communicator& comm, const std::filesystem::path& path,
   RankTimeline own(comm.rank(), comm.node(), clock_origin(comm, events));
   own.add(events);
   std::string lines;
-  for_each_text(comm, own.text(), [&](const std::string& text) {
-    if (comm.rank() == 0) {
-      lines += text;
-    }
-  });
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    const std::string text = text_of_rank(comm, own.text(), rank);
+    lines += comm.rank() == 0 ? text : "";
+  }
   if (comm.rank() == 0) {
     lines.resize(lines.size() - 2);  // the last comma
     write_file_atomically(path,

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdio>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -45,6 +46,12 @@ struct TableColumn {
   int lost_first = 0;
   std::vector<std::string> texts = {};
 };
+
+/// Adds a text to each column.
+inline void add_row(std::vector<TableColumn>& table, std::initializer_list<std::string> texts) {
+  const auto* text = texts.begin();
+  for (TableColumn& column : table) column.texts.push_back(*text++);
+}
 
 /// Returns lines with aligned columns, numbers at their right, and in lines of at most `columns`
 /// the names of the columns that do not fit.

@@ -90,6 +90,15 @@ std::string joined(const Items& items, TextOf text_of = {}) {
   return text;
 }
 
+/// The first `shown` items of a longer list, with "and 4 more" after them.
+inline std::vector<std::string> shortened(std::vector<std::string> items, size_t shown) {
+  if (items.size() <= shown) return items;
+  const std::string rest = fmt::format("and {} more", items.size() - shown);
+  items.resize(shown);
+  items.push_back(rest);
+  return items;
+}
+
 /// "a", "a or b", "a, b or c".
 template <typename Names>
 std::string alternatives(const Names& names) {

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/json_reader.h"
+#include "base/json_text.h"
 
 namespace fp8train {
 namespace {
@@ -183,8 +184,7 @@ void FileHashes::write_cache() const {
       {"format", kFormat}, {"version", kVersion}, {"files", std::move(files)}};
   try {
     // A name that is not UTF-8 is not found again: its file is read each time.
-    write_file_atomically(
-        cache_, document.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    write_file_atomically(cache_, json_text(document, 1) + "\n");
   } catch (const DeviceError&) {  // a full disk: the files are read again next time
   }
 }

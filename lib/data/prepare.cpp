@@ -11,6 +11,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "data/byte_stream.h"
 #include "data/chat/chat_template.h"
 #include "data/chat/dialogue_encoder.h"
@@ -329,7 +330,7 @@ class Preparation {
                                              {"documents", documents_},
                                              {"train", train_.files()},
                                              {"val", val_.files()}};
-    return document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    return json_text(document, 2) + "\n";
   }
 
   const PrepareSettings& settings_;

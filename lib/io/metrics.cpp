@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/json_reader.h"
+#include "base/json_text.h"
 #include "base/text.h"
 
 namespace fp8train {
@@ -67,40 +67,11 @@ int64_t trim(const std::filesystem::path& path, std::optional<int64_t> resume_st
 
 }  // namespace
 
-std::string json_quoted(std::string_view text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-JsonObject& JsonObject::add_raw(std::string_view key, std::string_view json) {
-  fields_ += fmt::format("{}{}:{}", fields_.empty() ? "" : ",", json_quoted(key), json);
-  return *this;
-}
-
-JsonObject& JsonObject::add(std::string_view key, double value) {
-  return add_raw(key, std::isfinite(value) ? fmt::format("{}", value) : "null");
-}
-
-JsonObject& JsonObject::add(std::string_view key, bool value) {
-  return add_raw(key, value ? "true" : "false");
-}
-
-JsonObject& JsonObject::add(std::string_view key, std::string_view value) {
-  return add_raw(key, json_quoted(value));
-}
-
-JsonObject& JsonObject::add(std::string_view key, const JsonObject& value) {
-  return add_raw(key, value.str());
-}
-
-JsonObject& JsonObject::add(std::string_view key, const std::vector<int64_t>& list) {
-  return add_raw(key, fmt::format("[{}]", fmt::join(list, ", ")));
-}
-
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::optional<int64_t> resume_step)
     : damaged_lines_(trim(path, resume_step)), file_(path) {}
 
-void MetricsWriter::write(const JsonObject& object) {
-  file_.append(object.str() + "\n");
+void MetricsWriter::write(const nlohmann::ordered_json& object) {
+  file_.append(json_text(object) + "\n");
 }
 
 int64_t last_step_in(const std::filesystem::path& path) {
@@ -117,8 +88,8 @@ int64_t last_step_in(const std::filesystem::path& path) {
   return last;
 }
 
-void write_json_file(const std::filesystem::path& path, const JsonObject& object) {
-  write_file_atomically(path, nlohmann::ordered_json::parse(object.str()).dump(2) + "\n");
+void write_json_file(const std::filesystem::path& path, const nlohmann::ordered_json& object) {
+  write_file_atomically(path, json_text(object, 2) + "\n");
 }
 
 }  // namespace fp8train

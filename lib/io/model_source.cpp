@@ -1,7 +1,6 @@
 #include "io/model_source.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -10,20 +9,11 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/hf_config.h"
 
 namespace fp8train {
 namespace {
-
-/// "'a', 'b', 'c' and 4 more".
-std::string shown_names(const std::vector<std::string>& names) {
-  constexpr size_t kShown = 3;
-  std::string text;
-  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) {
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", names[i]);
-  }
-  return names.size() <= kShown ? text : fmt::format("{} and {} more", text, names.size() - kShown);
-}
 
 struct Differences {
   std::vector<std::string> missing, unexpected, shapes;
@@ -71,10 +61,11 @@ ModelSource open_model_source(const std::filesystem::path& folder) {
   ModelSource model = {folder, std::move(config), TensorSource(folder), std::move(tensors)};
   const Differences found = compare(model);
   std::string text;
+  constexpr size_t kNamed = 3;
   const auto add = [&](const char* what, const std::vector<std::string>& names) {
     if (!names.empty()) {
       text += fmt::format("{}{} {}: {}", text.empty() ? "" : "; ", names.size(), what,
-                          shown_names(names));
+                          joined(shortened(names, kNamed)));
     }
   };
   add("missing", found.missing);

@@ -8,10 +8,24 @@
 #include <string>
 #include <vector>
 
+#include "comm/topology.h"
 #include "engine/engine.h"
-#include "train/small_run.h"
 
 namespace fp8train {
+
+/// The settings of the small run, in which each rank of the data axis has the same micro-batches,
+/// and its ranks.
+struct SmallRun {
+  EngineSettings engine;
+  Topology ranks;
+  int64_t divided = 1;  ///< the run's widths are so many times as large
+};
+
+/// Cuts down a run: at most 16 ranks or, with parallelism.shard_ranks, 32; one block more than
+/// stages, and widths by which all that ranks and formats divide is still divided. Patterns that
+/// match only what is left out are dropped. Throws ConfigError as Engine does where the run's ranks
+/// do not fit its model.
+SmallRun small_run(const EngineSettings& engine, const Topology& ranks);
 
 /// A model after some steps, whole, though ranks have parts of it.
 struct TrainedModel {

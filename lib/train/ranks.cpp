@@ -51,19 +51,7 @@ std::string differences(const RunFacts& of_first, const RunFacts& other) {
   if (of_first.schedule != other.schedule) {
     found.emplace_back("the content of parallelism.schedule_file");
   }
-  const size_t more = found.size() - std::min(found.size(), kShown);
-  found.resize(found.size() - more);
-  return fmt::format("{}{}", fmt::join(found, "; "),
-                     more > 0 ? fmt::format("; and {} more", more) : "");
-}
-
-/// Returns the text of rank `root`. Collective.
-std::string text_of_rank(Communicator& comm, const std::string& mine, int root) {
-  size_t size = mine.size();
-  comm.broadcast(Communicator::host_stream(), &size, sizeof(size), root).wait();
-  std::string text = comm.rank() == root ? mine : std::string(size, '\0');
-  comm.broadcast(Communicator::host_stream(), text.data(), size, root).wait();
-  return text;
+  return fmt::format("{}", fmt::join(shortened(std::move(found), kShown), "; "));
 }
 
 RunFacts facts_in(const std::string& text) {
@@ -73,6 +61,16 @@ RunFacts facts_in(const std::string& text) {
 }
 
 }  // namespace
+
+std::string text_of_rank(Communicator& comm, const std::string& mine, int root) {
+  size_t size = mine.size();
+  comm.broadcast(Communicator::host_stream(), &size, sizeof(size), root).wait();
+  std::string text = comm.rank() == root ? mine : std::string(size, '\0');
+  if (size > 0) {
+    comm.broadcast(Communicator::host_stream(), text.data(), size, root).wait();
+  }
+  return text;
+}
 
 void agree_on_run(Communicator& comm, const RunFacts& mine) {
   constexpr std::string_view kEnd("\0", 1);

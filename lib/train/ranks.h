@@ -41,6 +41,9 @@ void check_shared_folder(Communicator& comm, const std::filesystem::path& folder
 /// weights, copies only the scales that parts share.
 void share_weights(const Mesh& mesh, Device& device, const ParameterStore& parameters);
 
+/// Returns the text of rank `root` on all ranks.
+std::string text_of_rank(Communicator& comm, const std::string& mine, int root);
+
 /// Waits for work that only the first rank does. It may take as long as the watchdog leaves to the
 /// section of the calling thread (base/flight_recorder.h), if that is longer than comm.timeout.
 /// Throws TimeoutError.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <exception>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -126,12 +127,12 @@ class Run {
   }
 
   void start(const RunRequest& request, FoundStart found, int64_t threads) {
-    const RunStart start = load_newest(found);
+    const ResumedRun start = load_newest(found);
     if (!start.folder.empty()) {
-      listener_->loaded(start.folder,
+      listener_->loaded(start.folder.string(),
                         found.checkpoint ? std::optional(start.state.step) : std::nullopt);
     }
-    log_warnings(start.warnings);
+    log_warnings(start.notes);
     if (found.checkpoint) {
       show_changes(found.checkpoint->parent_path().parent_path(), start.changes);
     }
@@ -151,11 +152,11 @@ class Run {
   }
 
   /// Loads the start, or an older one where a file of it turns out to be damaged on any rank.
-  RunStart load_newest(FoundStart& found) {
+  ResumedRun load_newest(FoundStart& found) {
     const std::filesystem::path checkpoints = records_.directory().checkpoints();
     while (true) {
       try {
-        RunStart start = load_start(session_, found, *engine_, *device_, *comm_);
+        ResumedRun start = load_start(session_, found, *engine_, *device_, *comm_);
         agree_on_step(*comm_, start.state.step, checkpoints);
         return start;
       } catch (const OtherRunError&) {
@@ -484,32 +485,31 @@ class Run {
   }
 
   /// `seconds`: since the last start, evaluations and saves included.
-  JsonObject summary(double seconds) const {
+  nlohmann::ordered_json summary(double seconds) const {
     const SaveTotals& saves = checkpoints_.totals();
-    JsonObject all;
-    all.add("plan", std::string_view(session_.engine.plan.name))
-        .add("parameters", parameter_count(session_.engine.model))
-        .add("steps", state_.step)
-        .add("tokens", state_.tokens)
-        .add("loss", state_.loss);
+    nlohmann::ordered_json all = {{"plan", session_.engine.plan.name},
+                                  {"parameters", parameter_count(session_.engine.model)},
+                                  {"steps", state_.step},
+                                  {"tokens", state_.tokens},
+                                  {"loss", state_.loss}};
     if (state_.val_step > 0) {
-      all.add("val_loss", state_.val_loss)
-          .add("best_val_loss", state_.best_val_loss)
-          .add("best_val_step", state_.best_val_step);
+      all.update({{"val_loss", state_.val_loss},
+                  {"best_val_loss", state_.best_val_loss},
+                  {"best_val_step", state_.best_val_step}});
     }
-    return all
-        .add("last_start", JsonObject()
-                               .add("steps", steps_done_)
-                               .add("tokens", steps_done_ * session_.tokens_per_step())
-                               .add("seconds", seconds))
-        .add("tokens_per_second", step_log_.tokens_per_second())
-        .add("peak_memory_bytes", static_cast<int64_t>(device_->ledger().peak()))
-        .add("skipped_steps", engine_->optimizer().control().skipped_steps)
-        .add("rollbacks", static_cast<int64_t>(state_.rollbacks.size()))
-        .add("saves", saves.saved)
-        .add("failed_saves", saves.failed)
-        .add("save_stall_seconds", saves.stall_seconds)
-        .add("save_write_seconds", saves.write_seconds);
+    all.update({{"last_start",
+                 {{"steps", steps_done_},
+                  {"tokens", steps_done_ * session_.tokens_per_step()},
+                  {"seconds", seconds}}},
+                {"tokens_per_second", step_log_.tokens_per_second()},
+                {"peak_memory_bytes", device_->ledger().peak()},
+                {"skipped_steps", engine_->optimizer().control().skipped_steps},
+                {"rollbacks", state_.rollbacks.size()},
+                {"saves", saves.saved},
+                {"failed_saves", saves.failed},
+                {"save_stall_seconds", saves.stall_seconds},
+                {"save_write_seconds", saves.write_seconds}});
+    return all;
   }
 
   Communicator* comm_;

@@ -170,28 +170,26 @@ RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevi
   return parts;
 }
 
-RunStart load_start(const Session& session, const FoundStart& found, Engine& engine, Device& device,
-                    Communicator& comm) {
-  RunStart start = {.state = {}, .folder = {}, .warnings = found.notes, .changes = {}};
+ResumedRun load_start(const Session& session, const FoundStart& found, Engine& engine,
+                      Device& device, Communicator& comm) {
+  ResumedRun start;
   if (found.checkpoint) {
-    const ResumedRun resumed = load_checkpoint(*found.checkpoint, engine, session, comm);
-    start.state = resumed.state;
-    start.changes = resumed.changes;
-    start.folder = resumed.folder.string();
-    start.warnings.insert(start.warnings.end(), resumed.notes.begin(), resumed.notes.end());
+    start = load_checkpoint(*found.checkpoint, engine, session, comm);
   } else {
-    start.folder = session.settings.model.from;
-    if (!start.folder.empty()) {
+    const std::string& from = session.settings.model.from;
+    start.folder = from;
+    if (!from.empty()) {
       engine.model().initialize_adapters(session.settings.step.seed);
     }
     load_base(engine, session,
-              start.folder.empty() ? Magnitudes()
-                                   : agreed_magnitudes(engine, start.folder,
-                                                       missing_tokens(session.settings.model)));
+              from.empty()
+                  ? Magnitudes()
+                  : agreed_magnitudes(engine, from, missing_tokens(session.settings.model)));
     if (const std::string& adapters = session.settings.model.lora_from; !adapters.empty()) {
       load_adapters(device, engine.model(), adapters);
     }
   }
+  start.notes.insert(start.notes.begin(), found.notes.begin(), found.notes.end());
   return start;
 }
 

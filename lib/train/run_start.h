@@ -59,18 +59,10 @@ struct RunParts {
 /// communicator and the device outlive the result. Collective. Throws as train() does.
 RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevice& rank_device);
 
-/// The state with which a run starts, and what the user is to know about it.
-struct RunStart {
-  TrainingState state;
-  std::string folder;  ///< of the checkpoint or of the model; empty: initial values
-  std::vector<std::string> warnings;
-  std::vector<std::string> changes;  ///< ResumedRun::changes
-};
-
 /// Loads the checkpoint that was found, with all state of the engine. If there is none, loads the
-/// weights that model.from names or, without these, draws initial ones. Collective. Throws as
-/// load_checkpoint(), and CheckpointError where the weights cannot be used.
-RunStart load_start(const Session& session, const FoundStart& found, Engine& engine, Device& device,
-                    Communicator& comm);
+/// weights that model.from names, whose folder the result then has, or draws initial ones.
+/// Collective. Throws as load_checkpoint(), and CheckpointError where the weights cannot be used.
+ResumedRun load_start(const Session& session, const FoundStart& found, Engine& engine,
+                      Device& device, Communicator& comm);
 
 }  // namespace fp8train

@@ -1,4 +1,4 @@
-#include "train/session_notes.h"
+#include "train/session.h"
 
 #include <algorithm>
 
@@ -8,7 +8,6 @@
 #include "optim/registry.h"
 #include "optim/schedule.h"
 #include "precision/linear_plan.h"
-#include "train/session.h"
 
 namespace fp8train {
 

@@ -1,4 +1,4 @@
-#include "train/small_run.h"
+#include "train/one_rank.h"
 
 #include <fmt/format.h>
 

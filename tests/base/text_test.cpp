@@ -28,6 +28,8 @@ TEST_CASE("texts are split and joined", "[base]") {
   CHECK(split("a,,b", ',') == Texts{"a", "", "b"});
   CHECK(split("a,", ',') == Texts{"a", ""});
   CHECK(split("", ',') == Texts{""});
+  CHECK(shortened({"a", "b"}, 2) == Texts{"a", "b"});
+  CHECK(shortened({"a", "b", "c", "d"}, 2) == Texts{"a", "b", "and 2 more"});
   CHECK(alternatives(Texts{}).empty());
   CHECK(alternatives(Texts{"a"}) == "a");
   CHECK(alternatives(Texts{"a", "b"}) == "a or b");

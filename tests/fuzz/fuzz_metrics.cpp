@@ -53,10 +53,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     double number = 0;
     std::memcpy(&number, data, std::min(size, sizeof number));
     const std::string name = text.substr(0, 20);
-    fp8train::JsonObject object;
-    object.add("step", step).add("number", number).add("text", std::string_view(text));
-    object.add("inner", fp8train::JsonObject().add(std::string_view(name), true));
-    writer.write(object);
+    writer.write({{"step", step}, {"number", number}, {"text", text}, {"inner", {{name, true}}}});
     const std::string line = read_scratch(path).substr(remaining.size());
     check(line.ends_with('\n') && line.find('\n') == line.size() - 1);
     const nlohmann::json json = nlohmann::json::parse(line);

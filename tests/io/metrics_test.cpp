@@ -4,6 +4,7 @@
 
 #include <catch2/catch.hpp>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
@@ -15,23 +16,22 @@
 namespace fp8train {
 namespace {
 
-TEST_CASE("objects hold finite numbers or null, and valid text") {
-  JsonObject inner;
-  inner.add("x", uint64_t{18446744073709551615ULL});
-  JsonObject object;
-  object.add("step", 3)
-      .add("loss", 0.1)
-      .add("nan", std::numeric_limits<double>::quiet_NaN())
-      .add("inf", -std::numeric_limits<double>::infinity())
-      .add("small", 2.5e-9)
-      .add("ok", true)
-      .add("text", "a\"\n\xFF")
-      .add("inner", inner);
-  const std::string expected =
-      "{\"step\":3,\"loss\":0.1,\"nan\":null,\"inf\":null,\"small\":2.5e-09,\"ok\":true,"
-      "\"text\":\"a\\\"\\n\xEF\xBF\xBD\",\"inner\":{\"x\":18446744073709551615}}";
-  CHECK(object.str() == expected);
-  CHECK(JsonObject().str() == "{}");
+using Json = nlohmann::ordered_json;
+
+TEST_CASE("lines hold finite numbers or null, and valid text") {
+  const test::TempDir dir;
+  MetricsWriter(dir / "metrics.jsonl")
+      .write({{"step", 3},
+              {"loss", 0.1},
+              {"nan", std::numeric_limits<double>::quiet_NaN()},
+              {"inf", -std::numeric_limits<double>::infinity()},
+              {"small", 2.5e-9},
+              {"ok", true},
+              {"text", "a\"\n\xFF"},
+              {"inner", {{"x", uint64_t{18446744073709551615ULL}}}}});
+  CHECK(test::read_file(dir / "metrics.jsonl") ==
+        "{\"step\":3,\"loss\":0.1,\"nan\":null,\"inf\":null,\"small\":2.5e-09,\"ok\":true,"
+        "\"text\":\"a\\\"\\n\xEF\xBF\xBD\",\"inner\":{\"x\":18446744073709551615}}\n");
 }
 
 TEST_CASE("each object is one line, visible at once, appended over restarts") {
@@ -39,11 +39,11 @@ TEST_CASE("each object is one line, visible at once, appended over restarts") {
   const auto path = dir / "metrics.jsonl";
   {
     MetricsWriter writer(path);
-    writer.write(JsonObject().add("step", 1));
+    writer.write(Json{{"step", 1}});
     CHECK(test::read_file(path) == "{\"step\":1}\n");
-    writer.write(JsonObject().add("step", 2));
+    writer.write(Json{{"step", 2}});
   }
-  MetricsWriter(path).write(JsonObject().add("step", 3));
+  MetricsWriter(path).write(Json{{"step", 3}});
   CHECK(test::read_file(path) == "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n");
   CHECK_THROWS_AS(MetricsWriter(dir / "no/metrics.jsonl"), DeviceError);
 }
@@ -53,7 +53,7 @@ TEST_CASE("resuming drops a torn line and the steps that are run again") {
   const auto path = dir / "metrics.jsonl";
   test::write_file(path,
                    "{\"step\":1}\n{\"event\":\"start\"}\n{\"step\":2}\nnoise\n{\"step\":3}\n{\"st");
-  MetricsWriter(path, 2).write(JsonObject().add("step", 3));
+  MetricsWriter(path, 2).write(Json{{"step", 3}});
   CHECK(test::read_file(path) ==
         "{\"step\":1}\n{\"event\":\"start\"}\n{\"step\":2}\nnoise\n{\"step\":3}\n");
   test::write_file(path, "{\"step\":1}\n{\"step\":2");
@@ -89,13 +89,13 @@ TEST_CASE("a line that does not fit on the disk leaves no half line") {
   const test::TempDir dir;
   const auto path = dir / "metrics.jsonl";
   MetricsWriter writer(path);
-  writer.write(JsonObject().add("step", 1));
+  writer.write(Json{{"step", 1}});
   {
     const test::FileSizeLimit limit(test::read_file(path).size() + 5);
-    CHECK_THROWS_AS(writer.write(JsonObject().add("step", 2)), DeviceError);
+    CHECK_THROWS_AS(writer.write(Json{{"step", 2}}), DeviceError);
     CHECK(test::read_file(path) == "{\"step\":1}\n");
   }
-  writer.write(JsonObject().add("step", 3));
+  writer.write(Json{{"step", 3}});
   CHECK(test::read_file(path) == "{\"step\":1}\n{\"step\":3}\n");
 }
 
@@ -120,12 +120,12 @@ TEST_CASE("a run directory has its parts, and remembers each command line") {
   CHECK(std::filesystem::is_directory(run.samples()));
   CHECK(std::filesystem::is_directory(run.checkpoints()));
   CHECK(run.sample(1000).filename() == "step-001000.txt");
-  describe_run(run, "seed: 1\n", "fp8train train a", JsonObject().add("threads", 2));
-  describe_run(run, "seed: 2\n", "fp8train train b", JsonObject().add("threads", 3));
+  describe_run(run, "seed: 1\n", "fp8train train a", Json{{"threads", 2}});
+  describe_run(run, "seed: 2\n", "fp8train train b", Json{{"threads", 3}});
   CHECK(test::read_file(run.config()) == "seed: 2\n");
   CHECK(test::read_file(run.command()) == "fp8train train a\nfp8train train b\n");
   CHECK(test::read_file(run.environment()) == "{\n  \"threads\": 3\n}\n");
-  write_json_file(run.summary(), JsonObject().add("loss", 1.5));
+  write_json_file(run.summary(), Json{{"loss", 1.5}});
   CHECK(test::read_file(run.summary()) == "{\n  \"loss\": 1.5\n}\n");
   test::write_file(dir / "file", "");
   CHECK_THROWS_AS(create_run_directory(dir / "file"), DeviceError);

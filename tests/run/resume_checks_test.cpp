@@ -159,6 +159,7 @@ TEST_CASE("values of state.json that no run has saved are refused, whatever the 
                                                          {"first_high", "99"},
                                                          {"unseen_skips", "9"},
                                                          {"checked_step", "6"},
+                                                         {"rollbacks", R"([{"from_step": 0}])"},
                                                          {"formats", "7"},
                                                          {"formats", "{}"}};
   for (const auto& [key, value] : changes) {

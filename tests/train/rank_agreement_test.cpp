@@ -171,6 +171,19 @@ TEST_CASE("ranks that were started otherwise, or go on from elsewhere, do not st
   CHECK(first == std::vector<int>{1, 1});
 }
 
+TEST_CASE("all ranks get the whole text of one, also an empty one") {
+  for (const int root : {0, 2}) {
+    for (const size_t size : {size_t{0}, size_t{5000}}) {
+      const std::string text(size, 'x');
+      const auto errors = test::run_ranks(Topology::blocks(3, 3), [&](Communicator& comm) {
+        const std::string mine = comm.rank() == root ? text : "another";
+        if (text_of_rank(comm, mine, root) != text) throw InternalError("another text");
+      });
+      CHECK(errors == std::vector<std::string>(3));
+    }
+  }
+}
+
 TEST_CASE("others wait as long as the first rank gets on, and no longer") {
   constexpr double kTimeout = test::kSanitized ? 2 : 1;
   const bool beats = GENERATE(true, false);

@@ -49,7 +49,11 @@ TEST_CASE("a run in a folder where others may write follows none of their links"
 }
 
 TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
-  CHECK(MetricLine().add("tokens", 1).add("epochs", JsonObject()).events().empty());
+  CHECK(MetricLine()
+            .add("tokens", 1)
+            .add("epochs", nlohmann::ordered_json::object())
+            .events()
+            .empty());
   CHECK_FALSE(MetricLine().add("loss", 1.0).events().empty());
   const test::TempDir dir;
   RunRecords records(dir / "run");
@@ -75,11 +79,11 @@ TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
                       .scaling = &scaling,
                       .slots = &slots});
   CHECK_THAT(test::read_file(records.directory().metrics()),
-             Catch::Contains("\"experts_dropped_percent\":3.125,\"experts_padding_percent\":25,"
+             Catch::Contains("\"experts_dropped_percent\":3.125,\"experts_padding_percent\":25.0,"
                              "\"expert_load_most\":1.5,\"expert_load_least\":0.5,"
                              "\"router_balance_loss\":0.25,\"router_z_loss\":0.5"));
   CHECK_THAT(test::read_file(records.directory().metrics()),
-             Catch::Contains("\"gpu_watts\":698.25,\"gpu_clock_mhz\":1755,"
+             Catch::Contains("\"gpu_watts\":698.25,\"gpu_clock_mhz\":1755.0,"
                              "\"gpu_throttled_by\":\"power, heat\""));
   records.write_validation(2, {.mean = 1.0, .targets = 10});
   for (const char* tag : {"loss/train",

@@ -93,7 +93,7 @@ TEST_CASE("a layer with a plan of its own has the operands of that plan") {
       Lines{"layers with a plan of their own only in the checkpoint: layers.0.mlp.down, "
             "layers.0.mlp.up",
             "scaled tensors only in this run: layers.1.attention.qkv.x, layers.1.attention.qkv.w, "
-            "layers.1.attention.qkv.dy and 9 more"});
+            "layers.1.attention.qkv.dy, and 9 more"});
 }
 
 TEST_CASE("a role whose format differs is named with both formats, and no other") {
@@ -163,7 +163,7 @@ TEST_CASE("layers that differ alike share a line, and names in another order are
         Lines{"layers with a plan of their own only in the checkpoint: down",
               "layers with a plan of their own only in this run: qkv",
               "scaled tensors only in the checkpoint: down.w",
-              "scaled tensors only in this run: a, b, c and 2 more"});
+              "scaled tensors only in this run: a, b, c, and 2 more"});
 }
 
 TEST_CASE("what is not a format is refused with its text") {

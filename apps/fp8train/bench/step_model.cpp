@@ -180,30 +180,22 @@ double number(const Json& json, const char* key) {
   return json.at(key).get<double>();
 }
 
-void add_row(std::vector<TableColumn>& table, const std::string& name, const Json& row,
-             double step_seconds) {
+void add_operation(std::vector<TableColumn>& table, const std::string& name, const Json& row,
+                   double step_seconds) {
   const double seconds = number(row, "seconds");
-  const std::string texts[] = {
-      "  " + name,
-      row.contains("calls") ? row.at("calls").dump() : "",
-      row.at("launches").dump(),
-      fmt::format("{:.3f}", number(row, "bytes") / 1e9),
-      fmt::format("{:.3f}", row.contains("flops") ? number(row, "flops") / 1e12 : 0.0),
-      fmt::format("{:.3f}", seconds * 1e3),
-      fmt::format("{:.1f}", 100.0 * seconds / step_seconds),
-      row.contains("bound") ? row.at("bound").get<std::string>() : ""};
-  for (size_t i = 0; i < table.size(); ++i) {
-    table[i].texts.push_back(texts[i]);
-  }
+  add_row(table, {"  " + name, row.contains("calls") ? row.at("calls").dump() : "",
+                  row.at("launches").dump(), fmt::format("{:.3f}", number(row, "bytes") / 1e9),
+                  fmt::format("{:.3f}", row.contains("flops") ? number(row, "flops") / 1e12 : 0.0),
+                  fmt::format("{:.3f}", seconds * 1e3),
+                  fmt::format("{:.1f}", 100.0 * seconds / step_seconds),
+                  row.contains("bound") ? row.at("bound").get<std::string>() : ""});
 }
 
 void print_operations(const Json& report) {
   std::vector<TableColumn> table = {{"operation"}, {"calls", 1}, {"launches", 3}, {"GB"},
                                     {"TFLOP", 2},  {"ms"},       {"%"},           {"bound by"}};
   const auto add_part = [&](const std::string& name) {
-    for (TableColumn& column : table) {
-      column.texts.push_back(&column == &table.front() ? name : "");
-    }
+    add_row(table, {name, "", "", "", "", "", "", ""});
   };
   const double step_seconds = number(report, "seconds_per_step");
   std::string part;
@@ -212,12 +204,13 @@ void print_operations(const Json& report) {
       part = row.at("part").get<std::string>();
       add_part(part);
     }
-    add_row(table, row.at("operation").get<std::string>(), row, step_seconds);
+    add_operation(table, row.at("operation").get<std::string>(), row, step_seconds);
   }
   add_part("totals");
-  add_row(table, "step", report.at("step"), step_seconds);
-  add_row(table, "micro-batch", report.at("micro_batch"), step_seconds);
-  add_row(table, "element-wise, per layer", report.at("element_wise_per_layer"), step_seconds);
+  add_operation(table, "step", report.at("step"), step_seconds);
+  add_operation(table, "micro-batch", report.at("micro_batch"), step_seconds);
+  add_operation(table, "element-wise, per layer", report.at("element_wise_per_layer"),
+                step_seconds);
   print_fitted("{}", table_text(std::move(table), terminal_columns(stdout)));
 }
 

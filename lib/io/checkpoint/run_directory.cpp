@@ -190,7 +190,7 @@ RunDirectory create_run_directory(const std::filesystem::path& root) {
 }
 
 void describe_run(const RunDirectory& run, const std::string& resolved_config,
-                  const std::string& command_line, const JsonObject& environment) {
+                  const std::string& command_line, const nlohmann::ordered_json& environment) {
   write_file_atomically(run.config(), resolved_config);
   write_json_file(run.environment(), environment);
   std::string commands;

@@ -45,7 +45,7 @@ RunDirectory create_run_directory(const std::filesystem::path& root);
 /// per start of the run). Throws DeviceError when a file cannot be written, DataError when
 /// command.txt cannot be read.
 void describe_run(const RunDirectory& run, const std::string& resolved_config,
-                  const std::string& command_line, const JsonObject& environment);
+                  const std::string& command_line, const nlohmann::ordered_json& environment);
 
 /// Returns the folders in `folder` that are runs (each has metrics.jsonl), sorted; none if it
 /// cannot be read.

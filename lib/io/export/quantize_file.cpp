@@ -81,10 +81,10 @@ SafetensorsEntry tensor_scale_entry(const SafetensorsEntry& entry) {
 /// tensor: [1]; row: [rows, 1]; blocks: [blocks down, blocks across].
 SafetensorsEntry scale_entry(const SafetensorsEntry& entry, const TensorFormat& format) {
   const Shape shape = matrix_shape(entry);
-  const MatrixBlocks blocks = matrix_blocks(format.block, shape[0], shape[1]);
+  const ops::ScaleGrid blocks = matrix_blocks(format.block, shape[0], shape[1]);
   const std::vector<int64_t> extents = format.block == per::tensor
                                            ? std::vector<int64_t>{1}
-                                           : std::vector<int64_t>{blocks.down, blocks.across};
+                                           : std::vector<int64_t>{blocks.rows, blocks.columns};
   // Exponents are U8 in the files of MX models, not F8_E8M0.
   const DType scale = dtype_of(format.scale_type);
   return safetensors_entry(entry.name + std::string(scale_suffix(format.block)),

@@ -7,7 +7,6 @@
 #include "numeric/convert.h"
 #include "numeric/rounding.h"
 #include "numeric/with_type.h"
-#include "ops/cast/scale_blocks.h"
 
 namespace fp8train {
 namespace {
@@ -48,8 +47,8 @@ Encoded encoded(QuantizedMatrix& matrix, const TensorFormat& format, ConstView x
 NearestCast cast_to_nearest(Stream cpu, ConstView x, TensorFormat format,
                             const StochasticKey& key) {
   if (format.dtype != DType::e2m1) format.rounding = Rounding::nearest_even;
-  const MatrixBlocks blocks = matrix_blocks(format.block, x.shape[0], x.shape[1]);
-  const auto count = static_cast<size_t>(blocks.down * blocks.across);
+  const ops::ScaleGrid blocks = matrix_blocks(format.block, x.shape[0], x.shape[1]);
+  const auto count = static_cast<size_t>(blocks.rows * blocks.columns);
   NearestCast cast;
   cast.matrix.codes.resize(bytes_of_rows(format.dtype, x.shape[0], x.shape[1]));
   cast.matrix.scales.resize(count * scale_bytes(format));
@@ -82,7 +81,7 @@ bool is_zero_code(uint8_t code) {
 void round_stochastically(NearestCast& cast, ConstView x, const TensorFormat& format,
                           const StochasticKey& key) {
   const int64_t columns = x.shape[1];
-  const MatrixBlocks blocks = matrix_blocks(format.block, x.shape[0], columns);
+  const ops::ScaleGrid blocks = matrix_blocks(format.block, x.shape[0], columns);
   const float threshold = saturation_threshold(format.dtype);
   ops::QuantizeStatistics statistics = {static_cast<uint64_t>(x.count()), 0, 0};
   with_code_type(format.dtype, [&]<typename Code>(TypeTag<Code>) {
@@ -93,7 +92,7 @@ void round_stochastically(NearestCast& cast, ConstView x, const TensorFormat& fo
         block = stochastic_block(key.seed, 0, key.tensor, static_cast<uint64_t>(i / 4));
       }
       const int64_t scale_block =
-          i / columns / blocks.height * blocks.across + i % columns / blocks.width;
+          i / columns / blocks.height * blocks.columns + i % columns / blocks.width;
       const float value = value_at(x, i);
       const float scaled = value * cast.scale[static_cast<size_t>(scale_block)];
       codes[i] = encode_stochastic<Code>(scaled, block.word[i % 4]);
@@ -140,11 +139,6 @@ CastQuality& CastQuality::operator+=(const CastQuality& other) {
   signal += other.signal;
   noise += other.noise;
   return *this;
-}
-
-MatrixBlocks matrix_blocks(ScaleBlock block, int64_t rows, int64_t columns) {
-  const ops::ScaleGrid grid = ops::scale_grid(block, rows, columns, ScaleLayout::row_major);
-  return {grid.height, grid.width, grid.rows, grid.columns};
 }
 
 QuantizedMatrix quantize_matrix(Stream cpu, ConstView x, const TensorFormat& format,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ops/cast/quantize.h"
+#include "ops/cast/scale_blocks.h"
 
 namespace fp8train {
 
@@ -41,13 +42,10 @@ struct QuantizedMatrix {
   CastQuality quality;
 };
 
-/// The extents of a block that shares a scale, and the number of blocks down and across a matrix
-/// [rows, columns].
-struct MatrixBlocks {
-  int64_t height, width, down, across;
-};
-/// Returns the blocks of a matrix of this shape.
-MatrixBlocks matrix_blocks(ScaleBlock block, int64_t rows, int64_t columns);
+/// Returns the blocks of a matrix [rows, columns] that share a scale.
+inline ops::ScaleGrid matrix_blocks(ScaleBlock block, int64_t rows, int64_t columns) {
+  return ops::scale_grid(block, rows, columns, ScaleLayout::row_major);
+}
 
 /// Casts x, [rows, columns] of fp32, bf16 or fp16, not empty (InternalError). Scales are the same
 /// for both roundings: those of ops::compute_current_scale and ops::quantize. Stochastic rounding

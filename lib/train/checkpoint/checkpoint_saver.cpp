@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <iterator>
+#include <sstream>
 #include <utility>
 
 #include "base/error.h"
@@ -25,14 +25,6 @@ void require_folder(const std::filesystem::path& root) {
         "save there",
         root.string()));
   }
-}
-
-/// Cuts a text that is longer than the array.
-template <size_t Size>
-void copy_text(char (&to)[Size], const std::string& text) {
-  const size_t length = std::min(text.size(), Size - 1);
-  std::memcpy(to, text.data(), length);
-  to[length] = '\0';
 }
 
 CheckpointFile scaling_file(const StateCopy& copy) {
@@ -101,22 +93,32 @@ CheckpointSaver::~CheckpointSaver() {
   }
 }
 
+/// Returns the first rank that failed, or -1.
+int CheckpointSaver::first_failed(const std::vector<Report>& all) {
+  const auto first = std::ranges::find_if(
+      all, [](const Report& report) { return report.failure != Failure::none; });
+  return first == all.end() ? -1 : static_cast<int>(first - all.begin());
+}
+
 /// Errors of files become part of the report; others end the run.
 template <typename Work>
 CheckpointSaver::Report CheckpointSaver::attempt(const Work& work) {
   const Stopwatch watch;
   Report report;
+  const auto failed = [&](Failure failure, const std::exception& error) {
+    report.failure = failure;
+    failure_ = error.what();
+  };
   try {
     work(report);
+  } catch (const NumericError& error) {
+    failed(Failure::numeric, error);
   } catch (const DeviceError& error) {
-    report.failure = Failure::save;
-    copy_text(report.message, error.what());
+    failed(Failure::save, error);
   } catch (const std::filesystem::filesystem_error& error) {  // a folder cannot be looked at
-    report.failure = Failure::save;
-    copy_text(report.message, error.what());
+    failed(Failure::save, error);
   } catch (const CheckpointError& error) {
-    report.failure = Failure::save;
-    copy_text(report.message, error.what());
+    failed(Failure::save, error);
   }
   report.seconds = watch.seconds();
   report.done = true;
@@ -128,22 +130,14 @@ void CheckpointSaver::start(const std::function<void(StateCopy&)>& copy, bool de
   entered_.restart();
   current_ = {};
   deletes_older_ = deletes_older;
-  const Report begun = attempt([&](Report& report) {
-    try {
-      copy(copy_);
-    } catch (const NumericError& error) {
-      report.failure = Failure::numeric;
-      copy_text(report.message, error.what());
-    }
-  });
+  const Report begun = attempt([&](Report&) { copy(copy_); });
   const std::vector<Report> copied = comm_->all_gather_values(begun);
-  for (const Report& report : copied) {
-    if (report.failure == Failure::numeric) {
-      throw NumericError(report.message);
+  if (const int rank = first_failed(copied); rank >= 0) {
+    const std::string why = text_of_rank(*comm_, failure_, rank);
+    if (copied[static_cast<size_t>(rank)].failure == Failure::numeric) {
+      throw NumericError(why);
     }
-    if (report.failure != Failure::none) {
-      throw DeviceError(report.message);  // of the device: no file has been touched
-    }
+    throw DeviceError(why);  // of the device: no file has been touched
   }
   current_.step = copy_.step;
   phase_ = Phase::begin;
@@ -189,7 +183,6 @@ void CheckpointSaver::work_on(Phase phase, Report& report) {
       retention_.apply();
     }
   }
-  report.files = records_.size();
 }
 
 /// Returns the phase after one with which all ranks are done.
@@ -240,14 +233,14 @@ std::optional<SaveResult> CheckpointSaver::progress(bool wait) {
 /// Ends this phase, with which all ranks are done, and begins the next one.
 void CheckpointSaver::end_phase(const std::vector<Report>& all) {
   std::string failure;
+  if (const int rank = first_failed(all); rank >= 0) {
+    failure = text_of_rank(*comm_, failure_, rank);
+    failure = all.size() > 1 ? fmt::format("rank {}: {}", rank, failure) : failure;
+  }
   double slowest = 0;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].failure != Failure::none && failure.empty()) {
-      failure = all.size() > 1 ? fmt::format("rank {}: {}", rank, all[rank].message)
-                               : std::string(all[rank].message);
-    }
-    slowest = std::max(slowest, all[rank].seconds);
-    current_.bytes += all[rank].bytes;
+  for (const Report& report : all) {
+    slowest = std::max(slowest, report.seconds);
+    current_.bytes += report.bytes;
   }
   if (phase_ == Phase::retain) {
     end_retention(failure);
@@ -263,7 +256,7 @@ void CheckpointSaver::end_phase(const std::vector<Report>& all) {
   if (next == Phase::write) {
     records_.clear();
   } else if (next == Phase::publish) {
-    add_records(all);
+    add_records();
   } else if (next == Phase::retain) {
     end_save({});
   }
@@ -271,22 +264,15 @@ void CheckpointSaver::end_phase(const std::vector<Report>& all) {
 }
 
 /// Sends the records of all ranks to the first one, which has those of its own files.
-void CheckpointSaver::add_records(const std::vector<Report>& all) {
-  size_t most = 0;
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    most = std::max(most, all[rank].files);
+void CheckpointSaver::add_records() {
+  std::string own;
+  for (const FileRecord& record : records_) {
+    own += fmt::format("{} {} {}\n", record.name, record.bytes, record.xxh3_128);
   }
-  for (size_t i = 0; i < most; ++i) {
-    WrittenFile own;
-    if (!leads() && i < records_.size()) {
-      copy_text(own.name, records_[i].name);
-      copy_text(own.hash, records_[i].xxh3_128);
-      own.bytes = records_[i].bytes;
-    }
-    for (const WrittenFile& file : comm_->all_gather_values(own)) {
-      if (leads() && file.name[0] != '\0') {
-        records_.push_back({file.name, file.bytes, file.hash});
-      }
+  for (int rank = 1; rank < comm_->size(); ++rank) {
+    std::istringstream others(text_of_rank(*comm_, own, rank));
+    for (FileRecord file; leads() && others >> file.name >> file.bytes >> file.xxh3_128;) {
+      records_.push_back(file);
     }
   }
 }

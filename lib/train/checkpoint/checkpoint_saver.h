@@ -91,18 +91,11 @@ class CheckpointSaver : NotCopied {
     Failure failure = Failure::none;
     double seconds = 0;
     uint64_t bytes = 0;
-    char message[480] = {};
-    size_t files = 0;  ///< that this rank has written
-  };
-  /// A file as its writer names it to the first rank.
-  struct WrittenFile {
-    char name[64] = {};
-    char hash[40] = {};
-    uint64_t bytes = 0;
   };
 
   template <typename Work>
-  static Report attempt(const Work& work);
+  Report attempt(const Work& work);
+  static int first_failed(const std::vector<Report>& all);
   bool leads() const { return comm_->rank() == 0; }
   bool is_lost() const { return leads() && is_lost_ && is_lost_(); }
   void begin(Phase phase);
@@ -112,7 +105,7 @@ class CheckpointSaver : NotCopied {
   void end_phase(const std::vector<Report>& all);
   void end_save(const std::string& failure);
   void end_retention(const std::string& failure);
-  void add_records(const std::vector<Report>& all);
+  void add_records();
 
   std::filesystem::path root_;
   bool async_;
@@ -124,7 +117,8 @@ class CheckpointSaver : NotCopied {
   bool deletes_older_ = true;
   Phase phase_ = Phase::none;
   std::future<Report> job_;
-  Report report_;  // the report of this rank in this phase
+  Report report_;        // the report of this rank in this phase
+  std::string failure_;  // why this rank failed; used by the thread while a phase runs
   SaveResult current_;
   Stopwatch entered_;  // since the caller waits for this object
   std::optional<SaveResult> result_;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/log.h"
 #include "base/quantities.h"
 
@@ -31,7 +32,7 @@ std::string first_without(const std::vector<std::string>& list,
 /// The path as JSON stores it: bytes that are not UTF-8 are replaced.
 std::string as_noted(const std::string& path) {
   using nlohmann::json;
-  return json::parse(json(path).dump(-1, ' ', false, json::error_handler_t::replace));
+  return json::parse(json_text(json(path)));
 }
 
 std::string other_count(const std::vector<std::string>& before,

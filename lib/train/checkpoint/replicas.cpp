@@ -2,17 +2,17 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 
 #include "base/content_hash.h"
 #include "base/error.h"
 #include "base/flight_recorder.h"
+#include "base/machine.h"
 #include "comm/majority.h"
 #include "device/device_questions.h"
+#include "train/ranks.h"
 
 namespace fp8train {
 namespace {
@@ -40,10 +40,6 @@ uint64_t hash_view(Device& device, const View& view, uint64_t hash, std::vector<
 /// are those that a rank has seen itself.
 bool is_replicated(const ScalingState::SavedTensor& tensor) {
   return !tensor.of_rank && !tensor.name.ends_with(".amax");
-}
-
-std::string describe_rank(int rank, const std::array<char, 64>& host) {
-  return fmt::format("rank {} (on {})", rank, host.data());
 }
 
 /// A hash as ranks send it; 0 where a stage has fewer.
@@ -80,14 +76,12 @@ std::vector<int> replicas_that_differ(const Mesh& mesh, const std::vector<Hashed
   for (const int rank : ranks) {
     hashes.push_back(of_all[static_cast<size_t>(rank)].hash);
   }
-  std::array<char, 64> host = {};
-  gethostname(host.data(), host.size() - 1);
-  const auto hosts = comm.all_gather_values(host);
+  const std::string host = this_machine().host;
   const std::vector<int> differ = ranks_that_differ(hashes);
   std::vector<std::string> named;
   for (size_t i = 0; i < std::min(differ.size(), kMost); ++i) {
     const int rank = ranks[static_cast<size_t>(differ[i])];
-    named.push_back(describe_rank(rank, hosts[static_cast<size_t>(rank)]));
+    named.push_back(fmt::format("rank {} (on {})", rank, text_of_rank(comm, host, rank)));
   }
   const bool all = differ.size() == hashes.size();
   throw DeviceError(fmt::format(
@@ -151,12 +145,9 @@ void compare_replicas(const Mesh& mesh, const std::vector<ReplicaHash>& mine, in
   for (size_t i = 0; i < *std::ranges::max_element(counts); ++i) {
     const ReplicaHash one = i < mine.size() ? mine[i] : ReplicaHash();
     const std::vector<Hashed> hashes = mesh.gather_values(Hashed{one.hash, one.group});
-    std::array<char, 128> name = {};
-    one.name.copy(name.data(), name.size() - 1);
-    const auto names = mesh.gather_values(name);
     const std::vector<int> ranks = replicas_that_differ(mesh, hashes);
     if (!ranks.empty()) {
-      report_difference(*mesh.world(), names[static_cast<size_t>(ranks.front())].data(), ranks,
+      report_difference(*mesh.world(), text_of_rank(*mesh.world(), one.name, ranks.front()), ranks,
                         hashes, step);
     }
   }

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/error.h"
 #include "base/json_error.h"
 #include "base/text.h"
 #include "config/fields/field_table.h"
-#include "data/tokenizers/registry.h"
 #include "io/hf_config.h"
 #include "io/safetensors/adapters.h"
 #include "model/lora.h"
@@ -39,12 +39,7 @@ std::vector<std::string> model_changes(const ModelConfig& saved, const ModelConf
   if (changes.empty()) {
     changes.emplace_back("the model differs in a property that has no key");
   }
-  if (changes.size() > kNamed) {
-    const size_t left = changes.size() - kNamed;
-    changes.resize(kNamed);
-    changes.push_back(fmt::format("and {} more", left));
-  }
-  return changes;
+  return shortened(std::move(changes), kNamed);
 }
 
 /// Compares a checkpoint with the run that resumes from it, and collects lines for what differs and
@@ -213,135 +208,147 @@ std::string advice(const RunComparison& found, const Session& session,
   return lines;
 }
 
-constexpr int64_t kMostCount = int64_t{1} << 62;
+constexpr int64_t kLargestCount = (int64_t{1} << 62) - 1;
 
-[[noreturn]] void refuse_state(const std::filesystem::path& folder, const std::string& why) {
-  throw CheckpointError(
-      fmt::format("{}/state.json: {}; remove the folder to resume from an earlier checkpoint",
-                  folder.string(), why));
+[[noreturn]] void refuse_entry(const char* key, const nlohmann::json& value,
+                               const std::string& expected) {
+  throw CheckpointError(fmt::format("{} is {}, expected {}", key, value.dump(), expected));
 }
 
-/// Returns an entry of state.json that counts something, up to `most`.
-int64_t checked_count(const nlohmann::json& state, const char* key, int64_t most,
-                      const std::filesystem::path& folder) {
-  const nlohmann::json& value = state.at(key);
-  const bool is_whole = value.is_number_unsigned() && value.get<uint64_t>() <= kMostCount;
-  if (!is_whole || value.get<int64_t>() > most) {
-    refuse_state(folder, fmt::format("{} is {}, expected a whole number in [0, {}]", key,
-                                     value.dump(), most));
+/// Returns the entry of an object in state.json that counts something.
+int64_t count(const nlohmann::json& of, const char* key, int64_t largest = kLargestCount,
+              int64_t least = 0) {
+  const nlohmann::json& value = of.at(key);
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(largest) ||
+      value.get<int64_t>() < least) {
+    refuse_entry(key, value, fmt::format("a whole number in [{}, {}]", least, largest));
   }
   return value.get<int64_t>();
 }
 
-/// The loader has handed out the samples of the tokens, and those that rollbacks left out.
-void check_position(const nlohmann::json& state, const std::filesystem::path& folder) {
-  const auto count = [&](const nlohmann::json& of, const char* key, int64_t least) {
-    const int64_t value = checked_count(of, key, kMostCount, folder);
-    if (value < least) {
-      refuse_state(folder, fmt::format("{} is {}, expected at least {}", key, value, least));
-    }
-    return value;
-  };
-  if (state.contains("tokens_per_step")) {
-    count(state, "tokens_per_step", 1);
-  }
-  int64_t most = count(state, "tokens", 0) / count(state, "seq_length", 1);
-  for (const nlohmann::json& one : state.value("rollbacks", nlohmann::json::array())) {
-    most += count(one, "end_sample", 0) - count(one, "first_sample", 0);
-    most = std::min(most, kMostCount);
-  }
-  if (const int64_t position = count(state, "sample_position", 0); position > most) {
-    refuse_state(folder, fmt::format("sample_position is {}, but its tokens and rollbacks are of "
-                                     "{} samples",
-                                     position, most));
-  }
+/// Returns count(), or 0 where an earlier version did not write it.
+int64_t count_if_any(const nlohmann::json& of, const char* key, int64_t largest = kLargestCount,
+                     int64_t least = 0) {
+  return of.contains(key) ? count(of, key, largest, least) : 0;
 }
 
-/// The text of an earlier version is only compared.
-void check_formats(const nlohmann::json& state, const std::filesystem::path& folder) {
-  if (!state.contains("formats") || state.at("formats").is_string()) {
-    return;
+double number_if_any(const nlohmann::json& of, const char* key) {
+  if (of.contains(key) && !of.at(key).is_number()) {
+    refuse_entry(key, of.at(key), "a number");
   }
+  return of.value(key, 0.0);
+}
+
+/// Returns the result of `read`, whose errors then name the entry.
+template <typename Read>
+auto within(const char* key, const Read& read) {
   try {
-    read_state_formats(state.at("formats"));
-  } catch (const ConfigError& error) {
-    refuse_state(folder, fmt::format("formats: {}", error.what()));
+    return read();
+  } catch (const Error& error) {
+    throw CheckpointError(fmt::format("{}: {}", key, error.what()));
   } catch (const nlohmann::json::exception& error) {
-    refuse_state(folder, "formats: " + plain_json_error(error));
+    throw CheckpointError(fmt::format("{}: {}", key, plain_json_error(error)));
   }
 }
 
-}  // namespace
-
-std::string run_id(uint64_t seed, const std::string& data_fingerprint) {
-  return fmt::format("{}-{}", seed, data_fingerprint);
+std::vector<Rollback> read_rollbacks(const nlohmann::json& state) {
+  std::vector<Rollback> rollbacks;
+  for (const nlohmann::json& one : state.value("rollbacks", nlohmann::json::array())) {
+    const int64_t from = count(one, "from_step", kLargestCount, 1), end = count(one, "end_sample");
+    rollbacks.push_back({.from_step = from,
+                         .to_step = count(one, "to_step", from - 1),
+                         .first_sample = static_cast<uint64_t>(count(one, "first_sample", end)),
+                         .end_sample = static_cast<uint64_t>(end),
+                         .kind = one.at("kind").get<std::string>()});
+  }
+  return rollbacks;
 }
 
-void require_files(const std::filesystem::path& folder, const CheckpointManifest& manifest) {
-  const auto is_listed = [&](const std::string& name) {
-    return std::any_of(manifest.files.begin(), manifest.files.end(),
-                       [&](const FileRecord& file) { return file.name == name; });
-  };
-  const auto refuse = [&](const std::string& name) {
-    throw CheckpointError(fmt::format(
-        "{}/MANIFEST.json does not list {}, which every checkpoint has; remove the folder to "
-        "resume from an earlier one",
-        folder.string(), name));
-  };
-  const char* const model = is_listed(kModelIndex)    ? kModelIndex
-                            : is_listed(kAdapterFile) ? kAdapterFile
-                                                      : "model.safetensors";
-  for (const char* name : {"config.json", kStateFile, model}) {
-    if (!is_listed(name)) {
-      refuse(name);
-    }
+/// The samples that the loader has handed out at most: those of the tokens, and those that
+/// rollbacks left out.
+int64_t samples_of(const nlohmann::json& state, const std::vector<Rollback>& rollbacks) {
+  int64_t samples = count(state, "tokens") / count(state, "seq_length", kLargestCount, 1);
+  for (const Rollback& one : rollbacks) {
+    const auto left_out = static_cast<int64_t>(one.end_sample - one.first_sample);
+    samples = std::min(samples + left_out, kLargestCount);
   }
-  const auto names = tokenizers::tokenizer_file_names();
-  if (std::none_of(names.begin(), names.end(), is_listed)) {
-    refuse(alternatives(names));
-  }
+  return samples;
 }
 
-void check_state(const nlohmann::json& state, const CheckpointManifest& manifest,
-                 const std::filesystem::path& folder) {
-  const auto count = [&](const char* key, int64_t most) {
-    return checked_count(state, key, most, folder);
-  };
-  const int64_t step = count("step", kMostCount);
-  if (step != manifest.step) {
-    refuse_state(folder,
-                 fmt::format("it is of step {}, MANIFEST.json of step {}", step, manifest.step));
+void check_origin(const nlohmann::json& state, const CheckpointManifest& manifest) {
+  if (const int64_t step = count(state, "step"); step != manifest.step) {
+    throw CheckpointError(
+        fmt::format("it is of step {}, MANIFEST.json of step {}", step, manifest.step));
   }
   const std::string id =
       run_id(state.at("seed").get<uint64_t>(), state.at("data_fingerprint").get<std::string>());
   if (id != manifest.run_id) {
-    refuse_state(folder, fmt::format("it is of run {}, MANIFEST.json of run {}: the files of two "
-                                     "runs are mixed",
-                                     id, manifest.run_id));
+    throw CheckpointError(
+        fmt::format("it is of run {}, MANIFEST.json of run {}: the files of two runs are mixed", id,
+                    manifest.run_id));
   }
-  check_position(state, folder);
-  for (const char* key : {"loss", "first_loss", "val_loss", "best_val_loss"}) {
-    if (state.contains(key) && !state.at(key).is_number()) {
-      refuse_state(folder, fmt::format("{} is {}, expected a number", key, state.at(key).dump()));
-    }
-  }
-  if (state.contains("val_step")) {
-    count("val_step", step);
-  }
-  count("best_val_step", step);
-  count("applied_steps", step);
-  const int64_t skipped = count("skipped_steps", step);
-  if (state.contains("skipped_in_a_row")) {
-    count("skipped_in_a_row", skipped);
-  }
-  count("good_steps", std::numeric_limits<int32_t>::max());
+}
+
+ops::StepControl read_control(const nlohmann::json& state) {
+  const int64_t step = count(state, "step"), skipped = count(state, "skipped_steps", step);
   const double scale = state.at("loss_scale").get<double>();
   using Fp32 = std::numeric_limits<float>;
   if (!(scale >= Fp32::denorm_min() && scale <= Fp32::max())) {
-    refuse_state(folder,
-                 fmt::format("loss_scale is {}, expected a number > 0 that fp32 holds", scale));
+    refuse_entry("loss_scale", scale, "a number > 0 that fp32 holds");
   }
-  check_formats(state, folder);
+  ops::StepControl control = {};
+  control.loss_scale = static_cast<float>(scale);
+  control.good_steps =
+      static_cast<int32_t>(count(state, "good_steps", std::numeric_limits<int32_t>::max()));
+  control.skipped_steps = skipped;
+  control.applied_steps = count(state, "applied_steps", step);
+  control.skipped_in_a_row = count_if_any(state, "skipped_in_a_row", skipped);
+  return control;
+}
+
+TrainingState read_run(const nlohmann::json& state) {
+  const int64_t step = count(state, "step");
+  std::vector<Rollback> rollbacks = within("rollbacks", [&] { return read_rollbacks(state); });
+  const int64_t samples = samples_of(state, rollbacks);
+  return {
+      .step = step,
+      .sample_position = static_cast<uint64_t>(count(state, "sample_position", samples)),
+      .tokens = count(state, "tokens"),
+      .loss = number_if_any(state, "loss"),
+      .first_loss = number_if_any(state, "first_loss"),
+      .val_loss = number_if_any(state, "val_loss"),
+      .val_step = count_if_any(state, "val_step", step),
+      .best_val_loss = state.at("best_val_loss").get<double>(),
+      .best_val_step = count(state, "best_val_step", step),
+      .save_is_due = state.value("save_is_due", false),
+      .unseen_skips = count_if_any(state, "unseen_skips", count(state, "skipped_steps")),
+      .checked_step = state.contains("checked_step") ? count(state, "checked_step", step) : step,
+      .spikes = {.losses = state.value("recent_losses", std::vector<double>{}),
+                 .high_steps = count_if_any(state, "high_steps"),
+                 .first_high = count_if_any(state, "first_high", step)},
+      .rollbacks = std::move(rollbacks)};
+}
+
+}  // namespace
+
+SavedRun read_state(const nlohmann::json& state, const CheckpointManifest& manifest,
+                    const std::filesystem::path& folder) {
+  std::string why;
+  try {
+    check_origin(state, manifest);
+    if (state.contains("formats") && !state.at("formats").is_string()) {  // one text earlier
+      within("formats", [&] { return read_state_formats(state.at("formats")); });
+    }
+    return {read_run(state), read_control(state),
+            count_if_any(state, "tokens_per_step", kLargestCount, 1)};
+  } catch (const CheckpointError& error) {
+    why = error.what();
+  } catch (const nlohmann::json::exception& error) {
+    why = plain_json_error(error);
+  }
+  throw CheckpointError(
+      fmt::format("{}/state.json: {}; remove the folder to resume from an earlier checkpoint",
+                  folder.string(), why));
 }
 
 nlohmann::ordered_json rate_settings(const Settings& settings) {

@@ -9,20 +9,28 @@
 
 #include "io/checkpoint/checkpoint.h"
 #include "model/decoder.h"
+#include "ops/optimizer/optimizer.h"
+#include "train/checkpoint/training_state.h"
 #include "train/session.h"
 
 namespace fp8train {
 
 /// The name of a run in its manifests: its seed and its data.
-std::string run_id(uint64_t seed, const std::string& data_fingerprint);
+inline std::string run_id(uint64_t seed, const std::string& data_fingerprint) {
+  return std::to_string(seed) + "-" + data_fingerprint;
+}
 
-/// Throws CheckpointError where the manifest lacks a file that every checkpoint has.
-void require_files(const std::filesystem::path& folder, const CheckpointManifest& manifest);
+/// The content of a state.json that a run continues with.
+struct SavedRun {
+  TrainingState run;            ///< is_scheduled is not read
+  ops::StepControl control;     ///< the members that a step takes from the one before
+  int64_t tokens_per_step = 0;  ///< 0: an earlier version did not write it
+};
 
 /// Throws CheckpointError where state.json names another run or step than the manifest, or holds a
 /// value that no run has.
-void check_state(const nlohmann::json& state, const CheckpointManifest& manifest,
-                 const std::filesystem::path& folder);
+SavedRun read_state(const nlohmann::json& state, const CheckpointManifest& manifest,
+                    const std::filesystem::path& folder);
 
 /// The findings about a checkpoint that the run can resume from.
 struct SameRun {

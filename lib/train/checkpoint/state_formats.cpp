@@ -64,12 +64,10 @@ Lines only_in(const Lines& all, const Lines& not_in) {
   return found;
 }
 
-/// "a, b, c and 4 more".
-std::string first_names(Lines names) {
-  constexpr size_t kMostNamed = 3;
-  const size_t left = names.size() - std::min(names.size(), kMostNamed);
-  names.resize(names.size() - left);
-  return joined(names) + (left > 0 ? fmt::format(" and {} more", left) : "");
+/// "a, b, c, and 4 more".
+std::string first_names(const Lines& names) {
+  constexpr size_t kNamed = 3;
+  return joined(shortened(names, kNamed));
 }
 
 void add_change(const std::string& what, const std::string& was, const std::string& is,

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <exception>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json_text.h"
+#include "base/text.h"
+#include "data/tokenizers/registry.h"
 #include "io/hf_config.h"
 #include "io/strict_json.h"
 #include "train/checkpoint/base_weights.h"
@@ -57,59 +59,6 @@ void add_divergence(nlohmann::ordered_json& json, const TrainingState& state) {
   }
 }
 
-/// Leaves members as they are that an older version did not write.
-void read_divergence(const nlohmann::json& json, const std::string& where, TrainingState& state) {
-  for (const nlohmann::json& one : json.value("rollbacks", nlohmann::json::array())) {
-    state.rollbacks.push_back({.from_step = whole_number<int64_t>(one, "from_step", where),
-                               .to_step = whole_number<int64_t>(one, "to_step", where),
-                               .first_sample = whole_number<uint64_t>(one, "first_sample", where),
-                               .end_sample = whole_number<uint64_t>(one, "end_sample", where),
-                               .kind = one.at("kind").get<std::string>()});
-    const Rollback& made = state.rollbacks.back();
-    if (made.to_step < 0 || made.to_step >= made.from_step || made.first_sample > made.end_sample) {
-      throw CheckpointError(
-          fmt::format("{}: rollbacks: {} is none that a run can have made", where, one.dump()));
-    }
-  }
-  state.save_is_due = json.value("save_is_due", false);
-  state.unseen_skips = whole_number_or<int64_t>(json, "unseen_skips", where, 0);
-  state.checked_step = whole_number_or<int64_t>(json, "checked_step", where, state.step);
-  if (state.checked_step < 0 || state.checked_step > state.step) {
-    throw CheckpointError(fmt::format("{}: checked_step is {}, expected a step up to {}", where,
-                                      state.checked_step, state.step));
-  }
-  if (state.unseen_skips < 0 ||
-      state.unseen_skips > whole_number<int64_t>(json, "skipped_steps", where)) {
-    throw CheckpointError(fmt::format("{}: unseen_skips is {}, expected at most skipped_steps",
-                                      where, state.unseen_skips));
-  }
-  state.spikes = {.losses = json.value("recent_losses", std::vector<double>{}),
-                  .high_steps = whole_number_or<int64_t>(json, "high_steps", where, 0),
-                  .first_high = whole_number_or<int64_t>(json, "first_high", where, 0)};
-  const SpikeHistory& spikes = state.spikes;
-  const bool are_finite = std::all_of(spikes.losses.begin(), spikes.losses.end(),
-                                      [](double loss) { return std::isfinite(loss); });
-  if (!are_finite || spikes.high_steps < 0 || spikes.first_high < 0 ||
-      spikes.first_high > state.step) {
-    throw CheckpointError(fmt::format(
-        "{}: recent_losses, high_steps and first_high are none that a run can have", where));
-  }
-}
-
-TrainingState read_state(const nlohmann::json& json, const std::string& where) {
-  TrainingState state = {.step = whole_number<int64_t>(json, "step", where),
-                         .sample_position = whole_number<uint64_t>(json, "sample_position", where),
-                         .tokens = whole_number<int64_t>(json, "tokens", where),
-                         .loss = json.value("loss", 0.0),
-                         .first_loss = json.value("first_loss", 0.0),
-                         .val_loss = json.value("val_loss", 0.0),
-                         .val_step = whole_number_or<int64_t>(json, "val_step", where, 0),
-                         .best_val_loss = json.at("best_val_loss").get<double>(),
-                         .best_val_step = whole_number<int64_t>(json, "best_val_step", where)};
-  read_divergence(json, where, state);
-  return state;
-}
-
 std::string state_text(Engine& engine, const Session& session, const TrainingState& state,
                        const std::string& base) {
   const ops::StepControl control = engine.optimizer().control();
@@ -147,22 +96,17 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
   if (session.data_record != nullptr) {
     json["data_files"] = session.data_record->noted();
   }
-  return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  return json_text(json, 1) + "\n";
 }
 
 /// `changed_plan`: the loss scale begins as at the start of a run.
-void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::string& where,
-                  bool changed_plan) {
+void load_control(Optimizer& optimizer, const ops::StepControl& saved, bool changed_plan) {
   ops::StepControl control = optimizer.control();
-  control.loss_scale = static_cast<float>(json.at("loss_scale").get<double>());
-  control.good_steps = whole_number<int32_t>(json, "good_steps", where);
-  control.skipped_steps = whole_number<int64_t>(json, "skipped_steps", where);
-  control.applied_steps = whole_number<int64_t>(json, "applied_steps", where);
-  control.skipped_in_a_row = whole_number_or<int64_t>(json, "skipped_in_a_row", where, 0);
-  if (changed_plan) {
-    control.loss_scale = optimizer.initial_loss_scale();
-    control.good_steps = 0;
-  }
+  control.loss_scale = changed_plan ? optimizer.initial_loss_scale() : saved.loss_scale;
+  control.good_steps = changed_plan ? 0 : saved.good_steps;
+  control.skipped_steps = saved.skipped_steps;
+  control.applied_steps = saved.applied_steps;
+  control.skipped_in_a_row = saved.skipped_in_a_row;
   optimizer.set_control(control);
 }
 
@@ -224,6 +168,42 @@ std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder
 
 namespace {
 
+/// Throws CheckpointError where the manifest lacks a file that every checkpoint has.
+void require_files(const std::filesystem::path& folder, const CheckpointManifest& manifest) {
+  const auto is_listed = [&](const std::string& name) {
+    return std::any_of(manifest.files.begin(), manifest.files.end(),
+                       [&](const FileRecord& file) { return file.name == name; });
+  };
+  const auto refuse = [&](const std::string& name) {
+    throw CheckpointError(fmt::format(
+        "{}/MANIFEST.json does not list {}, which every checkpoint has; remove the folder to "
+        "resume from an earlier one",
+        folder.string(), name));
+  };
+  const char* const model = is_listed(kModelIndex)    ? kModelIndex
+                            : is_listed(kAdapterFile) ? kAdapterFile
+                                                      : "model.safetensors";
+  for (const char* name : {"config.json", kStateFile, model}) {
+    if (!is_listed(name)) {
+      refuse(name);
+    }
+  }
+  const auto names = tokenizers::tokenizer_file_names();
+  if (std::none_of(names.begin(), names.end(), is_listed)) {
+    refuse(alternatives(names));
+  }
+}
+
+/// Returns use(the JSON of a checkpoint's state.json, what read_state() makes of it, its manifest).
+template <typename Use>
+auto with_checked_state(const std::filesystem::path& folder, const Use& use) {
+  const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
+  require_files(folder, manifest);
+  return with_state(folder, [&](const nlohmann::json& json, const std::string& /*where*/) {
+    return use(json, read_state(json, manifest, folder), manifest);
+  });
+}
+
 /// Verifies the files that load_here() does not read: the tokenizer's, and scales that begin anew.
 void verify_unread(const std::filesystem::path& folder, const CheckpointManifest& manifest) {
   for (const FileRecord& record : manifest.files) {
@@ -262,19 +242,16 @@ void load_model_files(const std::filesystem::path& folder, const CheckpointManif
 /// Does the work of load_checkpoint() for this rank. Calls no collective.
 ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const Session& session,
                      const Communicator& comm, const Magnitudes& magnitudes) {
-  const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
-  require_files(folder, manifest);
-  return with_state(folder, [&](const nlohmann::json& json, const std::string& where) {
+  return with_checked_state(folder, [&](const nlohmann::json& json, const SavedRun& saved,
+                                        const CheckpointManifest& manifest) {
     ResumedRun resumed;
     resumed.folder = folder;
-    check_state(json, manifest, folder);
     SameRun same = check_same_run(json, session, engine.model(), folder);
     resumed.notes = std::move(same.notes);
-    resumed.state = read_state(json, where);
+    resumed.state = saved.run;
     resumed.changes = changed_rate_settings(json, session.settings);
-    const int64_t before =
-        whole_number_or(json, "tokens_per_step", where, session.tokens_per_step());
-    if (before != session.tokens_per_step()) {
+    const int64_t before = saved.tokens_per_step;
+    if (before != 0 && before != session.tokens_per_step()) {
       const TrainingSettings& training = session.settings.training;
       const std::string length =
           training.max_steps > 0
@@ -291,7 +268,7 @@ ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const 
       check_base(json, session, folder);
       verify_unread(folder, manifest);
     }
-    load_control(engine.optimizer(), json, where, same.changed_plan);
+    load_control(engine.optimizer(), saved.control, same.changed_plan);
     if (same.changed_plan) {
       convert_optimizer_files(folder, engine);
       engine.model().scaling().restart();
@@ -312,58 +289,48 @@ ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const 
   });
 }
 
-/// How loading has ended on one rank, as it is sent to the other ranks.
-struct LoadReport {
-  enum class End : uint8_t { loaded, damaged, other_run };
-  End end = End::loaded;
-  char message[1000] = {};  // cut where it is longer
-};
+/// How loading has ended on one rank.
+enum class Loading : uint8_t { done, damaged, other_run };
 
 }  // namespace
 
 ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
                            const Session& session, Communicator& comm) {
-  LoadReport mine;
+  Loading mine = Loading::done;
+  std::string message;
   ResumedRun resumed;
-  std::exception_ptr failure;
-  const auto failed = [&](LoadReport::End end, const char* message) {
-    mine.end = end;
-    std::strncpy(mine.message, message, sizeof(mine.message) - 1);
-    failure = std::current_exception();
+  const auto failed = [&](Loading end, const std::exception& error) {
+    mine = end;
+    message = error.what();
   };
   const Magnitudes magnitudes =
       session.engine.model.lora.is_on() ? Magnitudes() : agreed_magnitudes(engine, folder);
   try {
     resumed = load_here(folder, engine, session, comm, magnitudes);
   } catch (const OtherRunError& error) {
-    failed(LoadReport::End::other_run, error.what());
+    failed(Loading::other_run, error);
   } catch (const CheckpointError& error) {
-    failed(LoadReport::End::damaged, error.what());
+    failed(Loading::damaged, error);
   }
   wait_for_first_rank(comm);  // and all others: disks are not equally fast
-  const std::vector<LoadReport> all = comm.all_gather_values(mine);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].end == LoadReport::End::loaded) {
-      continue;
-    }
-    if (static_cast<int>(rank) == comm.rank()) {
-      std::rethrow_exception(failure);
-    }
-    const std::string message = fmt::format("rank {}: {}", rank, all[rank].message);
-    if (all[rank].end == LoadReport::End::other_run) {
-      throw OtherRunError(message);
-    }
-    throw CheckpointError(message);
+  const std::vector<Loading> all = comm.all_gather_values(mine);
+  const auto first = std::ranges::find_if(all, [](Loading end) { return end != Loading::done; });
+  if (first == all.end()) {
+    return resumed;
   }
-  return resumed;
+  const auto rank = static_cast<int>(first - all.begin());
+  message = text_of_rank(comm, message, rank);
+  if (rank != comm.rank()) {
+    message = fmt::format("rank {}: {}", rank, message);
+  }
+  if (*first == Loading::other_run) {
+    throw OtherRunError(message);
+  }
+  throw CheckpointError(message);
 }
 
 void check_saved_state(const std::filesystem::path& folder) {
-  const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
-  require_files(folder, manifest);
-  with_state(folder, [&](const nlohmann::json& json, const std::string& /*where*/) {
-    check_state(json, manifest, folder);
-  });
+  with_checked_state(folder, [](const auto&...) {});
 }
 
 void check_content(const std::filesystem::path& folder) {
@@ -376,10 +343,7 @@ void check_content(const std::filesystem::path& folder) {
 
 std::vector<std::string> check_resumes(const std::filesystem::path& folder, const Session& session,
                                        Decoder& model) {
-  const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
-  require_files(folder, manifest);
-  return with_state(folder, [&](const nlohmann::json& json, const std::string& /*where*/) {
-    check_state(json, manifest, folder);
+  return with_checked_state(folder, [&](const nlohmann::json& json, const auto&...) {
     return check_same_run(json, session, model, folder).notes;
   });
 }

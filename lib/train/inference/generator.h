@@ -15,7 +15,6 @@
 #include "engine/engine.h"
 #include "model/decoder.h"
 #include "parallel/tensor_ranks.h"
-#include "train/inference/sampling.h"
 
 namespace fp8train {
 
@@ -32,6 +31,20 @@ ModelRanks model_ranks(Engine& engine);
 /// Whether the rows of a pass have the same codes whatever the other rows are, in the plan of the
 /// model: no scale follows from the current values of several rows.
 bool has_independent_rows(const Decoder& model);
+
+/// The choice of tokens in a generation.
+struct SamplingSettings {
+  int64_t max_new_tokens = 100;
+  double temperature = 0.8;  ///< 0: the most likely token
+  int64_t top_k = 0;         ///< 0: all
+  double top_p = 1.0;        ///< keep the smallest set of tokens with at least this probability
+  uint64_t seed = 1;
+};
+
+/// Picks the next token from logits, one for each id, and returns its id. The choice is a pure
+/// function of (logits, settings, position).
+int32_t sample_token(const std::vector<float>& logits, const SamplingSettings& settings,
+                     int64_t position);
 
 /// One text to be generated.
 struct TextRequest {

@@ -1,4 +1,4 @@
-#include "train/inference/sampling.h"
+#include "train/inference/generator.h"
 
 #include <algorithm>
 #include <cmath>

@@ -5,11 +5,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
 #include "io/event_file.h"
-#include "io/metrics.h"
 
 namespace fp8train {
 
@@ -91,18 +92,18 @@ class MetricLine {
 
   template <typename T>
   MetricLine& add(Key key, const T& value) {
-    object_.add(key.metric->key, value);
+    object_[std::string(key.metric->key)] = value;
     if constexpr (std::is_arithmetic_v<T>) {
       if (!key.metric->tag.empty()) events_.scalar(key.metric->tag, static_cast<double>(value));
     }
     return *this;
   }
-  const JsonObject& object() const { return object_; }
+  const nlohmann::ordered_json& object() const { return object_; }
   /// Returns the numbers of the line that have a tag.
   const EventSummary& events() const { return events_; }
 
  private:
-  JsonObject object_;
+  nlohmann::ordered_json object_ = nlohmann::ordered_json::object();
   EventSummary events_;
 };
 

@@ -7,20 +7,23 @@
 #include <cmath>
 #include <cstdlib>
 #include <future>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <thread>
 
 #include "base/atomic_file.h"
 #include "base/key_error.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "train/checkpoint/checkpoint_saver.h"
 #include "train/ranks.h"
 #include "train/records/environment.h"
 #include "train/records/metric_list.h"
-#include "train/records/speed_line.h"
 
 namespace fp8train {
 namespace {
+
+using OrderedJson = nlohmann::ordered_json;
 
 /// Each block has its own otherwise.
 bool has_one_scale(const SlotReport& report) {
@@ -30,36 +33,83 @@ bool has_one_scale(const SlotReport& report) {
 /// {"layers.0.mlp.up.x": {"element": .., "scale": .., "scale_exponent": .., "amax": ..,
 /// "snr_db": .., "saturated_percent": .., "underflow_percent": ..}, ...}; no scale where each block
 /// has its own.
-JsonObject slot_metrics(const std::vector<SlotReport>& slots) {
-  JsonObject all;
+OrderedJson slot_metrics(const std::vector<SlotReport>& slots) {
+  OrderedJson all = OrderedJson::object();
   for (const SlotReport& report : slots) {
-    JsonObject one;
-    one.add("element", name_of(report.slot->format.dtype));
+    OrderedJson one = {{"element", name_of(report.slot->format.dtype)}};
     if (has_one_scale(report)) {
-      one.add("scale", static_cast<double>(report.scale));
-      one.add("scale_exponent", std::ilogb(report.scale));
+      one["scale"] = static_cast<double>(report.scale);
+      one["scale_exponent"] = std::ilogb(report.scale);
     }
-    one.add("amax", static_cast<double>(report.sample.amax));
+    one["amax"] = static_cast<double>(report.sample.amax);
     if (const std::optional<double> snr = report.snr_db()) {
-      one.add("snr_db", *snr);
+      one["snr_db"] = *snr;
     }
-    one.add("saturated_percent", saturated_percent(report));
-    one.add("underflow_percent", underflow_percent(report));
-    all.add(slot_name(*report.slot), one);
+    one["saturated_percent"] = saturated_percent(report);
+    one["underflow_percent"] = underflow_percent(report);
+    // The object's own functions look through all keys for each.
+    all.get_ref<OrderedJson::object_t&>().push_back({slot_name(*report.slot), std::move(one)});
   }
   return all;
 }
 
 /// {"x": {"mean": .., "worst": .., "worst_at": "layers.0.mlp.up.x"}, "w": .., "dy": ..}
-JsonObject class_metrics(const ScalingSummary& summary) {
-  JsonObject all;
+OrderedJson class_metrics(const ScalingSummary& summary) {
+  OrderedJson all = OrderedJson::object();
   for (const auto& [name, snr] : summary.snr) {
-    all.add(name, JsonObject()
-                      .add("mean", snr.mean_db)
-                      .add("worst", snr.worst_db)
-                      .add("worst_at", std::string_view(snr.worst)));
+    all[name] = {{"mean", snr.mean_db}, {"worst", snr.worst_db}, {"worst_at", snr.worst}};
   }
   return all;
+}
+
+OrderedJson by_stage(const std::vector<double>& shares) {
+  OrderedJson stages = OrderedJson::object();
+  for (size_t stage = 0; stage < shares.size(); ++stage) {
+    stages[std::to_string(stage)] = std::round(shares[stage] * 1e4) / 1e4;
+  }
+  return stages;
+}
+
+/// Returns the value with five digits.
+double rounded(double value) {
+  constexpr int kDigits = 5;
+  return std::strtod(fmt::format("{:.{}g}", value, kDigits).c_str(), nullptr);
+}
+
+/// Adds tokens, seconds and FLOPs, the shares of what the device could do, and the GPU.
+void add_speed(MetricLine& line, const StepMetrics& metrics) {
+  const auto add = [&](MetricLine::Key key, const std::optional<double>& value) {
+    if (value) line.add(key, rounded(*value));
+  };
+  add("tokens_per_second", metrics.tokens_per_second);
+  add("seconds_per_step", metrics.seconds_per_step);
+  add("tflops", metrics.tflops);
+  add("mfu", metrics.mfu);
+  add("speed_of_light", metrics.speed_of_light);
+  if (metrics.gpu) {
+    add("gpu_watts", metrics.gpu->watts);
+    add("gpu_clock_mhz", metrics.gpu->clock_mhz);
+    add("gpu_celsius", metrics.gpu->celsius);
+    if (const auto& reasons = metrics.gpu->throttled_by; !reasons.empty()) {
+      line.add("gpu_throttled_by", joined(reasons));
+    }
+  }
+}
+
+void add_loads(MetricLine& line, const ExpertLoads& loads, bool by_layer) {
+  line.add("experts_dropped_percent", rounded(100.0 * loads.dropped))
+      .add("experts_padding_percent", rounded(100.0 * loads.padding))
+      .add("expert_load_most", rounded(loads.most))
+      .add("expert_load_least", rounded(loads.least));
+  if (loads.balance_loss) line.add("router_balance_loss", *loads.balance_loss);
+  if (loads.z_loss) line.add("router_z_loss", *loads.z_loss);
+  if (by_layer) {
+    OrderedJson layers = OrderedJson::object();
+    for (const auto& [layer, percent] : loads.percent_by_layer()) {
+      layers[std::to_string(layer)] = percent;
+    }
+    line.add("expert_loads", layers);
+  }
 }
 
 /// The sinks, each with its reader and the setting that asks for it.
@@ -186,43 +236,6 @@ void RunRecords::put_aside_metrics() {
       last, directory_.earlier_metrics(number).string()));
 }
 
-namespace {
-
-JsonObject by_stage(const std::vector<double>& shares) {
-  JsonObject stages;
-  for (size_t stage = 0; stage < shares.size(); ++stage) {
-    stages.add(fmt::format("{}", stage), std::round(shares[stage] * 1e4) / 1e4);
-  }
-  return stages;
-}
-
-void add_loads(MetricLine& line, const ExpertLoads& loads, bool by_layer) {
-  line.add("experts_dropped_percent", rounded(100.0 * loads.dropped))
-      .add("experts_padding_percent", rounded(100.0 * loads.padding))
-      .add("expert_load_most", rounded(loads.most))
-      .add("expert_load_least", rounded(loads.least));
-  if (loads.balance_loss) line.add("router_balance_loss", *loads.balance_loss);
-  if (loads.z_loss) line.add("router_z_loss", *loads.z_loss);
-  if (by_layer) {
-    JsonObject layers;
-    for (const auto& [layer, percent] : loads.percent_by_layer()) {
-      layers.add(fmt::to_string(layer), percent);
-    }
-    line.add("expert_loads", layers);
-  }
-}
-
-void add_waits(MetricLine& line, const StepMetrics& metrics) {
-  if (!metrics.stage_idle.empty()) {
-    line.add("stage_idle", by_stage(metrics.stage_idle));
-  }
-  if (!metrics.planned_stage_idle.empty()) {
-    line.add("stage_idle_planned", by_stage(metrics.planned_stage_idle));
-  }
-}
-
-}  // namespace
-
 void RunRecords::write_step(const StepMetrics& metrics) {
   if (!lock_) {
     return;
@@ -236,34 +249,29 @@ void RunRecords::write_step(const StepMetrics& metrics) {
   add_speed(line, metrics);
   line.add("memory_bytes", metrics.memory_bytes)
       .add("data_position", metrics.data_position)
-      .add("time", std::string_view(utc_time()))
+      .add("time", utc_time())
       .add("skipped_steps", metrics.skipped_steps);
   if (!metrics.epochs.empty()) {
-    JsonObject epochs;
-    for (const auto& [source, passes] : metrics.epochs) epochs.add(source, passes);
+    OrderedJson epochs = OrderedJson::object();
+    for (const auto& [source, passes] : metrics.epochs) epochs[source] = passes;
     line.add("epochs", epochs);
   }
-  if (metrics.z_loss) {
-    line.add("z_loss", *metrics.z_loss);
-  }
-  if (metrics.experts) {
-    add_loads(line, *metrics.experts, metrics.each_tensor);
-  }
-  if (metrics.loss_scale) {
-    line.add("loss_scale", *metrics.loss_scale);
-  }
+  if (metrics.z_loss) line.add("z_loss", *metrics.z_loss);
+  if (metrics.experts) add_loads(line, *metrics.experts, metrics.each_tensor);
+  if (metrics.loss_scale) line.add("loss_scale", *metrics.loss_scale);
   if (metrics.sent) {
     line.add("wire_bytes_within_node", static_cast<int64_t>(metrics.sent->within_node))
         .add("wire_bytes_between_nodes", static_cast<int64_t>(metrics.sent->between_nodes));
   }
   if (metrics.straggler) {
-    line.add("slowest_rank", JsonObject()
-                                 .add("rank", metrics.straggler->rank)
-                                 .add("section", name_of(metrics.straggler->section))
-                                 .add("seconds", metrics.straggler->seconds)
-                                 .add("median_seconds", metrics.straggler->median_seconds));
+    line.add("slowest_rank", OrderedJson{{"rank", metrics.straggler->rank},
+                                         {"section", name_of(metrics.straggler->section)},
+                                         {"seconds", metrics.straggler->seconds},
+                                         {"median_seconds", metrics.straggler->median_seconds}});
   }
-  add_waits(line, metrics);
+  if (!metrics.stage_idle.empty()) line.add("stage_idle", by_stage(metrics.stage_idle));
+  if (!metrics.planned_stage_idle.empty())
+    line.add("stage_idle_planned", by_stage(metrics.planned_stage_idle));
   if (metrics.scaling != nullptr) {
     line.add("fp8_saturated_percent", metrics.scaling->saturated_percent)
         .add("fp8_underflow_percent", metrics.scaling->underflow_percent)
@@ -285,8 +293,7 @@ void RunRecords::write_tensors(const StepMetrics& metrics) {
     log_warning(fmt::format("{}; the run continues without this line", error.what()));
     return;
   }
-  append(JsonObject().add("step", metrics.step).add("fp8", slot_metrics(*metrics.slots)),
-         *tensors_);
+  append(OrderedJson{{"step", metrics.step}, {"fp8", slot_metrics(*metrics.slots)}}, *tensors_);
 }
 
 void RunRecords::write_validation(int64_t step, const LossReport& loss, bool has_experts) {
@@ -326,12 +333,11 @@ void RunRecords::write_rollbacks(const std::vector<Rollback>& rollbacks, int64_t
     if (one.to_step >= to_step) {  // begin_metrics() has dropped its line, or there was none
       append(MetricLine()
                  .add("step", to_step + 1)
-                 .add("rollback", JsonObject()
-                                      .add("from_step", one.from_step)
-                                      .add("to_step", one.to_step)
-                                      .add("first_sample", one.first_sample)
-                                      .add("end_sample", one.end_sample)
-                                      .add("kind", std::string_view(one.kind))));
+                 .add("rollback", OrderedJson{{"from_step", one.from_step},
+                                              {"to_step", one.to_step},
+                                              {"first_sample", one.first_sample},
+                                              {"end_sample", one.end_sample},
+                                              {"kind", one.kind}}));
     }
   }
 }
@@ -353,7 +359,7 @@ void RunRecords::append(const MetricLine& line) {
   append(line.object(), *metrics_);
 }
 
-void RunRecords::append(const JsonObject& line, MetricsWriter& writer) {
+void RunRecords::append(const nlohmann::ordered_json& line, MetricsWriter& writer) {
   try {
     writer.write(line);
     if (losing_) {
@@ -381,9 +387,10 @@ void RunRecords::write_sample(int64_t step, const std::string& text) {
   show([&](MetricSink& sink) { sink.text(step, "sample", text); });
 }
 
-void RunRecords::write_summary(JsonObject summary) {
+void RunRecords::write_summary(nlohmann::ordered_json summary) {
   if (lock_) {
-    write_json_file(directory_.summary(), summary.add("lost_metrics_lines", lost_lines_));
+    summary["lost_metrics_lines"] = lost_lines_;
+    write_json_file(directory_.summary(), summary);
   }
 }
 

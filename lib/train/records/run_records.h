@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/not_copied.h"
 #include "comm/communicator.h"
 #include "config/settings.h"
 #include "device/gpu_monitor.h"
@@ -19,7 +20,6 @@
 #include "io/checkpoint/run_directory.h"
 #include "io/metrics.h"
 #include "precision/scaling_state.h"
-#include "train/records/metric_sink.h"
 #include "train/records/run_statistics.h"
 #include "train/watch/divergence.h"
 
@@ -57,7 +57,25 @@ struct StepMetrics {
   bool each_tensor = false;                        ///< `slots` one by one, in tensors.jsonl
 };
 
+class MetricLine;
 struct SaveResult;
+
+/// An open destination of records in addition to metrics.jsonl. A new one is a class in a file of
+/// its own here, and a line in kSinks (run_records.cpp). Its functions throw DeviceError when they
+/// cannot write, which ends it and not the run.
+class MetricSink : NotCopied {
+ public:
+  virtual ~MetricSink() = default;
+
+  /// Writes a line of metrics. `metrics` has the casts of a training step; null: an evaluation.
+  virtual void line(int64_t step, const MetricLine& line, const StepMetrics* metrics) = 0;
+  /// Writes a text, such as that of a sample.
+  virtual void text(int64_t step, const char* title, const std::string& text) = 0;
+};
+
+/// Opens event files for TensorBoard, which replace the steps after `step` of earlier files. Throws
+/// DeviceError when they cannot be written.
+std::unique_ptr<MetricSink> open_tensorboard(const RunDirectory& run, int64_t step);
 
 /// Writes the records of a run into its folder: metrics, samples, the summary, and to its sinks.
 /// Lines and samples that cannot be written do not stop the run: a warning says so. All functions
@@ -108,7 +126,7 @@ class RunRecords {
   /// Writes the text of a sample into a file of its own.
   void write_sample(int64_t step, const std::string& text);
   /// Writes summary.json, with the number of lines that were lost. Throws DeviceError.
-  void write_summary(JsonObject summary);
+  void write_summary(nlohmann::ordered_json summary);
 
   /// Returns the number of lines of metrics that could not be written. A warning says so when the
   /// first one is lost, and when they can be written again.
@@ -121,7 +139,7 @@ class RunRecords {
   };
 
   void append(const MetricLine& line);
-  void append(const JsonObject& line, MetricsWriter& writer);
+  void append(const nlohmann::ordered_json& line, MetricsWriter& writer);
   void put_aside_metrics();
   void write_tensors(const StepMetrics& metrics);
   void show(const std::function<void(MetricSink&)>& write);

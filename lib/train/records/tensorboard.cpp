@@ -6,7 +6,6 @@
 #include "data/utf8.h"
 #include "io/event_file.h"
 #include "train/records/metric_list.h"
-#include "train/records/metric_sink.h"
 #include "train/records/run_records.h"
 
 namespace fp8train {

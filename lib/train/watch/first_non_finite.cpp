@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <optional>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "ops/pointwise/elementwise.h"
 #include "tensor/tensor.h"
 #include "train/checkpoint/saved_state.h"
+#include "train/ranks.h"
 
 namespace fp8train {
 namespace {
@@ -19,24 +19,21 @@ namespace {
 enum class Role : uint8_t { weight, activation, gradient };
 
 /// A value that is not finite, in the form in which ranks send it to each other.
-struct Finding {
+struct SentFinding {
   int32_t found = 0;
   Role role = Role::weight;
   int64_t order = 0;  ///< of computation, among those of its role
   int64_t element = 0;
   float value = 0;
   int32_t is_sum = 0;  ///< the same on all ranks
-  char name[104] = {};
+};
+struct Finding : SentFinding {
+  std::string name;
 };
 
 const char* name_of(Role role) {
   constexpr const char* kNames[] = {"weight", "activation", "gradient"};
   return kNames[static_cast<size_t>(role)];
-}
-
-void set_name(Finding& finding, const std::string& name) {
-  const size_t length = std::min(name.size(), sizeof(finding.name) - 1);
-  std::memcpy(finding.name, name.data(), length);
 }
 
 std::optional<Finding> look(const std::vector<float>& values, int64_t first) {
@@ -83,7 +80,7 @@ std::optional<Finding> look(Device& device, const Parameter& parameter, Role rol
   std::optional<Finding> finding = look(device, tensor, own.first);
   if (finding) {
     finding->role = role;
-    set_name(*finding, parameter.name);
+    finding->name = parameter.name;
   }
   return finding;
 }
@@ -103,8 +100,8 @@ class FirstActivation : public ActivationWatch {
       finding_->role = Role::activation;
       constexpr int64_t kMaxBlocks = int64_t{1} << 32;
       finding_->order = batches_ * kMaxBlocks + block;
-      set_name(*finding_, unit == 0 ? std::string("embedding, its output")
-                                    : fmt::format("layers.{}, its output", block));
+      finding_->name =
+          unit == 0 ? "embedding, its output" : fmt::format("layers.{}, its output", block);
     }
   }
   const std::optional<Finding>& finding() const { return finding_; }
@@ -161,8 +158,7 @@ std::optional<Finding> first_cast(Engine& engine, Role role) {
     const auto index = static_cast<int64_t>(slot->index);
     const int64_t order = role == Role::gradient ? -index : index;
     if (!std::isfinite(value) && (!first || order < first->order)) {
-      first = Finding{.found = 1, .role = role, .order = order, .element = -1, .value = value};
-      set_name(*first, slot->layer + "." + slot->role);
+      first = Finding{{1, role, order, -1, value}, slot->layer + "." + slot->role};
     }
   }
   return first;
@@ -192,9 +188,10 @@ Finding first_of_rank(Engine& engine, const std::function<Batch()>& next) {
 
 std::string first_non_finite(Engine& engine, Communicator& comm,
                              const std::function<Batch()>& next) {
-  const std::vector<Finding> all = comm.all_gather_values(first_of_rank(engine, next));
-  const Finding* first = nullptr;
-  for (const Finding& finding : all) {
+  const Finding own = first_of_rank(engine, next);
+  const std::vector<SentFinding> all = comm.all_gather_values<SentFinding>(own);
+  const SentFinding* first = nullptr;
+  for (const SentFinding& finding : all) {
     const bool earlier = first == nullptr || finding.role < first->role ||
                          (finding.role == first->role && finding.order < first->order);
     if (finding.found != 0 && earlier) {
@@ -204,11 +201,10 @@ std::string first_non_finite(Engine& engine, Communicator& comm,
   if (first == nullptr) {
     return "";
   }
-  std::string text;
-  if (all.size() > 1 && first->is_sum == 0) {
-    text = fmt::format("rank {}: ", first - all.data());
-  }
-  text += fmt::format("{} {}", name_of(first->role), first->name);
+  const auto rank = static_cast<int>(first - all.data());
+  const std::string text = fmt::format(
+      "{}{} {}", all.size() > 1 && first->is_sum == 0 ? fmt::format("rank {}: ", rank) : "",
+      name_of(first->role), text_of_rank(comm, own.name, rank));
   return first->element < 0
              ? fmt::format("{}, whose largest magnitude is {}", text, first->value)
              : fmt::format("{}, element {} is {}", text, first->element, first->value);

@@ -1,6 +1,7 @@
 #include "train/watch/run_watchdog.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,8 +20,10 @@
 #include "base/atomic_file.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/names.h"
 #include "base/signals.h"
+#include "base/text.h"
 #include "comm/launch.h"
 #include "train/records/environment.h"
 
@@ -50,16 +53,6 @@ struct ObservedRank {
   bool is_halted() const {
     return process_state == ProcessState::stopped || process_state == ProcessState::ended;
   }
-};
-
-/// The state of a process that did not get on, as it is written for the user (docs/use/hangs.md).
-struct FlightRecord {
-  std::string reason;
-  int rank = 0;
-  int ranks = 0;  ///< 0: the ranks have not met yet
-  RankIdentity identity;
-  FlightState state;
-  std::vector<ObservedRank> others;
 };
 
 SectionSeconds limits_of(const WatchdogSettings& settings) {
@@ -213,41 +206,27 @@ std::string describe(const ObservedRank& rank) {
 /// is. Names four ranks at most, and counts the others. Empty if there are no others.
 std::string describe(const std::vector<ObservedRank>& others) {
   constexpr size_t kMaxNamed = 4;
-  std::vector<const ObservedRank*> seen;
+  std::vector<std::string> seen;
   const bool some_halted = std::ranges::any_of(others, &ObservedRank::is_halted);
   for (const ObservedRank& other : others) {
     if (!some_halted || other.is_halted()) {
-      seen.push_back(&other);
+      seen.push_back(describe(other));
     }
   }
-  std::string text;
-  for (size_t i = 0; i < std::min(seen.size(), kMaxNamed); ++i) {
-    text += (i == 0 ? "" : "; ") + describe(*seen[i]);
-  }
-  return seen.size() > kMaxNamed ? fmt::format("{}; and {} more", text, seen.size() - kMaxNamed)
-                                 : text;
+  return fmt::format("{}", fmt::join(shortened(std::move(seen), kMaxNamed), "; "));
 }
 
-/// Returns the record as indented JSON.
-std::string to_json(const FlightRecord& record) {
-  Json json = {{"reason", record.reason},
-               {"time", utc_time()},
-               {"rank", record.rank},
-               {"ranks", record.ranks > 0 ? Json(record.ranks) : Json()},
-               {"host", host_of(record.identity)},
-               {"process", record.identity.process}};
-  json.update(to_json(record.state));
-  Json& others = json["other_ranks"] = Json::array();
-  for (const ObservedRank& other : record.others) {
-    Json one = {{"rank", other.rank},
-                {"host", host_of(other.identity)},
-                {"process", other.identity.process}};
+Json to_json(const std::vector<ObservedRank>& others) {
+  Json all = Json::array();
+  for (const ObservedRank& other : others) {
+    Json& one = all.emplace_back(Json{{"rank", other.rank},
+                                      {"host", host_of(other.identity)},
+                                      {"process", other.identity.process}});
     if (other.process_state) {
       one["process_state"] = name_in(kProcessStates, *other.process_state);
     }
-    others.push_back(std::move(one));
   }
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return all;
 }
 
 }  // namespace
@@ -321,22 +300,22 @@ void RunWatchdog::end_other_ranks() {
 }
 
 std::string RunWatchdog::report(const FlightState& state, const std::string& why) {
-  FlightRecord record = {.reason = why, .state = state};
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    record.rank = rank_;
-    record.ranks = static_cast<int>(ranks_.size());
-    record.identity = identity_;
-    record.others = observe_others(ranks_, rank_);
-  }
-  std::string text =
-      fmt::format("{}. Rank {} (process {} on {}): {}", why, record.rank, record.identity.process,
-                  record.identity.host.data(), describe(state));
-  const std::string others = describe(record.others);
-  if (!others.empty()) {
-    text += ". Others: " + others;
-  }
-  return text + store(record.rank, to_json(record));
+  std::unique_lock<std::mutex> lock(mutex_);
+  const int rank = rank_;
+  const std::vector<ObservedRank> others = observe_others(ranks_, rank);
+  Json record = {{"reason", why},
+                 {"time", utc_time()},
+                 {"rank", rank},
+                 {"ranks", ranks_.empty() ? Json() : Json(ranks_.size())},
+                 {"host", host_of(identity_)},
+                 {"process", identity_.process}};
+  lock.unlock();
+  record.update(to_json(state));
+  record["other_ranks"] = to_json(others);
+  return fmt::format("{}. Rank {} (process {} on {}): {}{}{}", why, rank, identity_.process,
+                     host_of(identity_), describe(state),
+                     others.empty() ? "" : ". Others: " + describe(others),
+                     store(rank, json_text(record, 2) + "\n"));
 }
 
 /// On a thread of its own: a file system that does not answer may be what is reported.

@@ -1,5 +1,5 @@
 #pragma once
-// JSON that commands print.
+// JSON as text; base/json_reader.h reads it.
 
 #include <nlohmann/json.hpp>
 #include <string>
