@@ -8,8 +8,8 @@
 //               targets, {% generation %} within a macro or a set
 //   values      integers of other bases or above 64 bits, % of texts, varargs and kwargs, joiner,
 //               cycler and lipsum, which are not defined
-//   filters, tests, methods and arguments that are not in the tables of filters.cpp,
-//               list_filters.cpp, methods.cpp and operators.cpp (tests)
+//   filters, tests, methods and arguments that are not in the tables of filters.cpp, texts.cpp,
+//               lists.cpp and operators.cpp (tests)
 //
 // Other results than Jinja's: letters whose other case has several code points, or depends on their
 // neighbors; arguments of replace that are markup; what is left of a generator that was read in
