@@ -1,6 +1,7 @@
 #pragma once
 // A template as a tree (Jinja 3, nodes.py), and its parser (parser.py).
 
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -87,12 +88,14 @@ struct Statement {
   std::vector<std::string> names = {};
 };
 
-/// Returns the names of a template's expressions, which may be those of its variables, without
-/// reading it further. Throws as parse() does.
-std::set<std::string> names_in(std::string_view source, const std::string& where);
+/// A template that has been read, and the names in its marks: those of its variables, and others.
+struct Tree {
+  Body body;
+  std::set<std::string, std::less<>> names;
+};
 
-/// Returns the statements of a template of at most 1 MiB, in which expressions and statements are
-/// nested at most 100 levels deep. Throws ConfigError.
-Body parse(std::string_view source, const std::string& where);
+/// Returns the tree of a template of at most 1 MiB, in which expressions and statements are nested
+/// at most 100 levels deep. Throws ConfigError.
+Tree parse(std::string_view source, const std::string& where);
 
 }  // namespace fp8train::jinja

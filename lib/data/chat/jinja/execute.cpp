@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "base/error.h"
 #include "base/not_copied.h"
@@ -277,27 +276,15 @@ Value Interpreter::call_macro(const Function& function, const Arguments& argumen
   return text(captured(macro.bodies[0]));
 }
 
-struct Template::Tree {
-  std::string where;
-  Body body;
-  std::set<std::string> names;
-};
-
-Template::Template(std::string_view source, std::string where) {
-  Body body = parse(source, where);
-  std::set<std::string> names = names_in(source, where);
-  tree_ = std::make_unique<const Tree>(Tree{std::move(where), std::move(body), std::move(names)});
-}
-
-Template::Template(Template&&) noexcept = default;
-Template::~Template() = default;
+Template::Template(std::string_view source, std::string where)
+    : where_(std::move(where)), tree_(std::make_shared<const Tree>(parse(source, where_))) {}
 
 Rendered Template::render(const Variables& variables, Budget& budget) const {
-  return Interpreter(tree_->where, budget).run(tree_->body, variables);
+  return Interpreter(where_, budget).run(tree_->body, variables);
 }
 
 bool Template::uses(std::string_view name) const {
-  return tree_->names.contains(std::string(name));
+  return tree_->names.contains(name);
 }
 
 }  // namespace fp8train::jinja

@@ -15,10 +15,6 @@ namespace fp8train::jinja {
 namespace values {
 namespace {
 
-Value string(const Call& call) {
-  return call.run.text(call.run.written(call.self));
-}
-
 Value default_value(const Call& call) {
   const bool is_missing = call.self.is_undefined() || (call.flag(1) && !call.self.is_true());
   if (!is_missing) return call.self;
@@ -145,7 +141,7 @@ Value rounded(const Call& call) {
 }
 
 constexpr Callable kFilters[] = {
-    {"string", string},
+    {"string", [](const Call& call) { return call.run.text(call.run.written(call.self)); }},
     {"default", default_value, {"default_value", "boolean"}},
     {"d", default_value, {"default_value", "boolean"}},
     {"attr", attribute, {"name"}},

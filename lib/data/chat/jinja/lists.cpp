@@ -70,6 +70,10 @@ std::vector<Keyed> keyed(const Call& call, size_t with_case, size_t path) {
   return all;
 }
 
+Value view(const Call& call, Items items) {
+  return call.run.list(std::move(items), List::Kind::view);
+}
+
 Value sorted(const Call& call, std::vector<Keyed> all, bool descends) {
   bool comparable = true;
   int64_t size = 1;
@@ -112,10 +116,6 @@ Value items(const Call& call) {
   if (call.self.is_undefined()) return generator(call, {});
   if (call.self.as_dict() == nullptr) call.run.fail("items takes a dictionary");
   return generator(call, pairs_of(call));
-}
-
-Value list(const Call& call) {
-  return call.run.list(copy_of(call));
 }
 
 template <bool is_last>
@@ -254,18 +254,10 @@ Value get(const Call& call) {
   return otherwise == nullptr ? Value::none() : *otherwise;
 }
 
-Value items_view(const Call& call) {
-  return call.run.list(pairs_of(call), List::Kind::view);
-}
-
-Value keys(const Call& call) {
-  return call.run.list(call.run.elements(call.self)->items, List::Kind::view);
-}
-
 Value values(const Call& call) {
   Items all;
   for (const auto& entry : call.self.as_dict()->entries) all.push_back(entry.second);
-  return call.run.list(std::move(all), List::Kind::view);
+  return view(call, std::move(all));
 }
 
 Value count(const Call& call) {
@@ -290,7 +282,7 @@ Value refused(const Call& call) {
 }
 
 constexpr Callable kFilters[] = {
-    {"list", list},
+    {"list", [](const Call& call) { return call.run.list(copy_of(call)); }},
     {"first", end_of<false>},
     {"last", end_of<true>},
     {"join", join, {"d", "attribute"}},
@@ -311,15 +303,16 @@ constexpr Callable kFilters[] = {
 };
 
 constexpr auto kAny = Callable::kAny;
-constexpr Callable kDictMethods[] = {{"get", get, {"key", "default"}},
-                                     {"items", items_view},
-                                     {"keys", keys},
-                                     {"values", values},
-                                     {"update", refused, {kAny}},
-                                     {"pop", refused, {kAny}},
-                                     {"clear", refused, {kAny}},
-                                     {"popitem", refused, {kAny}},
-                                     {"setdefault", refused, {kAny}}};
+constexpr Callable kDictMethods[] = {
+    {"get", get, {"key", "default"}},
+    {"items", [](const Call& call) { return view(call, pairs_of(call)); }},
+    {"keys", [](const Call& call) { return view(call, call.run.elements(call.self)->items); }},
+    {"values", values},
+    {"update", refused, {kAny}},
+    {"pop", refused, {kAny}},
+    {"clear", refused, {kAny}},
+    {"popitem", refused, {kAny}},
+    {"setdefault", refused, {kAny}}};
 
 constexpr Callable kListMethods[] = {{"count", count, {"value"}},  {"index", index, {"value"}},
                                      {"append", refused, {kAny}},  {"extend", refused, {kAny}},

@@ -45,7 +45,14 @@ class Parser {
   Parser(std::string_view source, const std::string& where)
       : tokens_(tokens_of(source, where)), where_(where) {}
 
-  Body run() { return read_body({}); }
+  Tree run() {
+    Tree tree;
+    for (const Token& token : tokens_) {
+      if (token.kind == TokenKind::name) tree.names.insert(token.text);
+    }
+    tree.body = read_body({});
+    return tree;
+  }
 
  private:
   const Token& now() const { return tokens_[at_]; }
@@ -537,15 +544,7 @@ class Parser {
 
 }  // namespace
 
-std::set<std::string> names_in(std::string_view source, const std::string& where) {
-  std::set<std::string> names;
-  for (const Token& token : tokens_of(source, where)) {
-    if (token.kind == TokenKind::name) names.insert(token.text);
-  }
-  return names;
-}
-
-Body parse(std::string_view source, const std::string& where) {
+Tree parse(std::string_view source, const std::string& where) {
   if (source.size() > kMaxBytes) {
     throw ConfigError(fmt::format("{}: a chat template of {} bytes, more than {}", where,
                                   source.size(), kMaxBytes));
