@@ -24,7 +24,7 @@ bool is_one_of(std::string_view text, Names all) {
 
 /// Operators of one rank, and what they make.
 struct Rank {
-  Form form;
+  Form form = Form::either;
   std::array<std::string_view, 8> operators;
 };
 /// From those that bind least on.
