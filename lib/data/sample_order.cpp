@@ -22,10 +22,6 @@ uint64_t below(uint64_t count, const PhiloxBlock& block) {
   return static_cast<uint64_t>((static_cast<__uint128_t>(bits) * count) >> 64);
 }
 
-size_t middle_of(size_t begin, size_t end) {
-  return begin + (end - begin) / 2;
-}
-
 }  // namespace
 
 Permutation::Permutation(uint64_t key, uint64_t count) : key_(key), count_(count) {
@@ -99,30 +95,14 @@ uint64_t Blend::left_of(uint64_t samples, size_t begin, size_t middle, size_t en
   return static_cast<uint64_t>((static_cast<unsigned __int128>(samples) * units + kHalf) >> 64);
 }
 
-Blend::Draw Blend::draw(uint64_t sample) const {
+template <typename GoesLeft>
+Blend::Draw Blend::descend(uint64_t samples, const GoesLeft& goes_left) const {
   size_t begin = 0;
   size_t end = before_.size() - 1;
   while (end - begin > 1) {
-    const size_t middle = middle_of(begin, end);
-    const uint64_t left = left_of(sample, begin, middle, end);
-    if (left_of(sample + 1, begin, middle, end) > left) {
-      sample = left;
-      end = middle;
-    } else {
-      sample -= left;
-      begin = middle;
-    }
-  }
-  return {begin, sample};
-}
-
-uint64_t Blend::count(size_t source, uint64_t samples) const {
-  size_t begin = 0;
-  size_t end = before_.size() - 1;
-  while (end - begin > 1) {
-    const size_t middle = middle_of(begin, end);
+    const size_t middle = begin + (end - begin) / 2;
     const uint64_t left = left_of(samples, begin, middle, end);
-    if (source < middle) {
+    if (goes_left(samples, begin, middle, end)) {
       samples = left;
       end = middle;
     } else {
@@ -130,7 +110,18 @@ uint64_t Blend::count(size_t source, uint64_t samples) const {
       begin = middle;
     }
   }
-  return samples;
+  return {begin, samples};
+}
+
+Blend::Draw Blend::draw(uint64_t sample) const {
+  return descend(sample, [&](uint64_t samples, size_t begin, size_t middle, size_t end) {
+    return left_of(samples + 1, begin, middle, end) > left_of(samples, begin, middle, end);
+  });
+}
+
+uint64_t Blend::count(size_t source, uint64_t samples) const {
+  return descend(samples, [&](uint64_t, size_t, size_t middle, size_t) { return source < middle; })
+      .index;
 }
 
 }  // namespace fp8train

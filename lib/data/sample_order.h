@@ -83,6 +83,10 @@ class Blend {
   /// Returns how many of the first `samples` of the node of sources [begin, end) are of [begin,
   /// middle).
   uint64_t left_of(uint64_t samples, size_t begin, size_t middle, size_t end) const;
+  /// Walks down the tree to one source; the number becomes that of its samples.
+  /// goes_left(samples, begin, middle, end) says where a node is left by its first half.
+  template <typename GoesLeft>
+  Draw descend(uint64_t samples, const GoesLeft& goes_left) const;
 
   std::vector<double> before_;  ///< sums of the weights in front of each source, and of all
 };

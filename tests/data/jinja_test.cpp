@@ -198,15 +198,18 @@ TEST_CASE("rules of Python that templates meet", "[data][jinja]") {
       {"{{ '1_0' | int }} {{ '+-3' | int }} {{ '__1' | int }} {{ '1_0.5' | float }}",
        "10 0 0 10.5"},
       {"{{ 'a\r\nb' | indent(2) }}", "a\n  b"},
+      {"{{ '-'.join(['a', 'b'] | map('upper')) }}", "A-B"},
       {"{{ strftime_now('%d %b %Y, %A') }}", "26 Jul 2024, Friday"},
   };
   for (const auto& [source, text] : cases) {
     INFO(source);
     CHECK(rendered(source) == text);
   }
-  for (const char* refused : {"{{ 'a' | trim('a', 'b') }}", "{{ 'a'.upper(1) }}", "{{ 0 ** -1 }}",
-                              "{{ 'a'.endswith(['a']) }}", "{{ range(2) + [1] }}",
-                              "{{ strftime_now('%s') }}", "{{ {}.keys() }}"}) {
+  for (const char* refused :
+       {"{{ 'a' | trim('a', 'b') }}", "{{ 'a'.upper(1) }}", "{{ 0 ** -1 }}",
+        "{{ 'a'.endswith(['a']) }}", "{{ range(2) + [1] }}", "{{ strftime_now('%s') }}",
+        "{{ {}.keys() }}", "{{ 'a' | trim(characters='a') }}", "{{ 1 is defined(1) }}",
+        "{{ range(1, stop=2) }}", "{{ 'a' | replace('a') }}"}) {
     INFO(refused);
     CHECK_THROWS_AS(rendered(refused), DataError);
   }

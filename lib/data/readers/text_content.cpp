@@ -39,37 +39,6 @@ size_t length_of_first(std::string_view text) {
   return text.size();
 }
 
-/// Counts the keys and values that a parser finds, and notes where it fails.
-class JsonCounter : public nlohmann::json_sax<nlohmann::json> {
- public:
-  size_t found = 0;
-  std::optional<size_t> failed_at;  ///< bytes read
-
-  bool null() override { return count(); }
-  bool boolean(bool /*value*/) override { return count(); }
-  bool number_integer(number_integer_t /*value*/) override { return count(); }
-  bool number_unsigned(number_unsigned_t /*value*/) override { return count(); }
-  bool number_float(number_float_t /*value*/, const string_t& /*text*/) override { return count(); }
-  bool string(string_t& /*value*/) override { return count(); }
-  bool binary(binary_t& /*value*/) override { return count(); }
-  bool key(string_t& /*value*/) override { return count(); }
-  bool start_object(std::size_t /*size*/) override { return true; }
-  bool start_array(std::size_t /*size*/) override { return true; }
-  bool end_object() override { return true; }
-  bool end_array() override { return true; }
-  bool parse_error(std::size_t position, const std::string& /*token*/,
-                   const nlohmann::json::exception& /*error*/) override {
-    failed_at = position;
-    return false;
-  }
-
- private:
-  bool count() {
-    ++found;
-    return true;
-  }
-};
-
 /// Splits the beginning of a table into rows of columns.
 class Rows {
  public:
@@ -153,13 +122,25 @@ JsonKind json_kind(std::string_view text, bool is_whole) {
   const std::string_view rest = content_of(text.substr(length));
   if (!rest.empty() && (text[0] == '[' || rest[0] != '{')) return JsonKind::none;
   const std::string_view first = text.substr(0, length);
-  JsonCounter counter;
-  nlohmann::json::sax_parse(first.begin(), first.end(), &counter);
+  size_t found = 0;  // keys and values
+  std::optional<size_t> failed_at;
+  const auto count = [&](int /*depth*/, nlohmann::json::parse_event_t event, nlohmann::json&) {
+    using Event = nlohmann::json::parse_event_t;
+    found += event == Event::key || event == Event::value ? 1 : 0;
+    return true;
+  };
+  try {
+    const nlohmann::json unread = nlohmann::json::parse(first, count);
+  } catch (const nlohmann::json::parse_error& error) {
+    failed_at = error.byte;
+  } catch (const nlohmann::json::exception&) {  // a number that is too large
+    failed_at = 0;
+  }
   // The end may cut a character in two.
   constexpr size_t kMaxCharacter = 4;
-  const bool is_cut = length == text.size() && !is_whole && counter.failed_at &&
-                      *counter.failed_at + kMaxCharacter > length;
-  if (counter.found == 0 || (counter.failed_at && !is_cut)) return JsonKind::none;
+  const bool is_cut =
+      length == text.size() && !is_whole && failed_at && *failed_at + kMaxCharacter > length;
+  if (found == 0 || (failed_at && !is_cut)) return JsonKind::none;
   return text[0] == '{' ? JsonKind::objects : JsonKind::array;
 }
 

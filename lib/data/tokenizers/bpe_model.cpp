@@ -143,19 +143,8 @@ BpeModel::BpeModel(BpeVocabulary vocabulary, const std::string& where)
       fuse_unknown_(vocabulary.fuse_unknown),
       ignore_merges_(vocabulary.ignore_merges),
       merges_(vocabulary.merges.size()) {
-  Texts ids;
-  ids.reserve(tokens().size());
-  for (size_t id = 0; id < tokens().size(); ++id) {
-    if (!tokens()[id].empty()) ids.emplace(tokens()[id], static_cast<int32_t>(id));
-  }
-  if (!vocabulary.unknown.empty()) {
-    const auto found = ids.find(vocabulary.unknown);
-    if (found == ids.end()) {
-      throw DataError(fmt::format("{}: unk_token '{}' is not in the vocabulary", where,
-                                  printable(vocabulary.unknown)));
-    }
-    unknown_ = found->second;
-  }
+  const Texts ids = ids_of(tokens());
+  if (!vocabulary.unknown.empty()) unknown_ = unknown_id(ids, vocabulary.unknown, where);
   read_merges(vocabulary.merges, ids, where);
   read_characters(ids, where);
   if (ignore_merges_) {

@@ -36,26 +36,19 @@ struct NamedEnds {
   std::optional<bool> adds_bos;
 };
 
-/// The parts of the file, in the order in which they are read.
-struct Parts {
-  explicit Parts(const JsonPart& file);
-
-  Normalizer normalizer;
-  PreTokenizers pre_tokenizers;
-  std::unique_ptr<TokenModel> model;
-  std::vector<AddedToken> added;
-  AddedTokenFinder raw_finder;
-  AddedTokenFinder normalized_finder;
-  AddedTokenFinder ordinary_raw_finder;  ///< finds no special tokens
-  AddedTokenFinder ordinary_normalized_finder;
-  Decoder decoder;  ///< empty where there is none
-  PostProcessor around;
-};
-
 std::vector<AddedToken> added_tokens_of(const JsonPart& file, const TokenModel& model) {
-  return file.has("added_tokens")
-             ? read_added_tokens(file.at("added_tokens"), model.tokens().size())
-             : std::vector<AddedToken>();
+  std::vector<AddedToken> added;
+  if (!file.has("added_tokens")) return added;
+  added = read_added_tokens(file.at("added_tokens"), model.tokens().size());
+  for (const AddedToken& token : added) {
+    const auto& tokens = model.tokens();
+    const auto id = static_cast<size_t>(token.id);
+    if (id < tokens.size() && !tokens[id].empty() && tokens[id] != token.content) {
+      file.refuse(fmt::format("added token '{}' has the id {} of the token '{}'",
+                              printable(token.content), id, printable(tokens[id])));
+    }
+  }
+  return added;
 }
 
 std::vector<AddedToken> without_special(std::vector<AddedToken> tokens) {
@@ -63,51 +56,45 @@ std::vector<AddedToken> without_special(std::vector<AddedToken> tokens) {
   return tokens;
 }
 
-Parts::Parts(const JsonPart& file)
-    : normalizer(file.has("normalizer") ? read_normalizer(file.at("normalizer"))
-                                        : Normalizer{.apply = {}, .works_in_parts = true}),
-      pre_tokenizers(file.has("pre_tokenizer") ? PreTokenizers(file.at("pre_tokenizer"))
-                                               : PreTokenizers()),
-      model(read_token_model(file.at("model"), pre_tokenizers.byte_level())),
-      added(added_tokens_of(file, *model)),
-      raw_finder(added, false, normalizer, file.where()),
-      normalized_finder(added, true, normalizer, file.where()),
-      ordinary_raw_finder(without_special(added), false, normalizer, file.where()),
-      ordinary_normalized_finder(without_special(added), true, normalizer, file.where()),
-      decoder(file.has("decoder") ? read_decoder(file.at("decoder")) : Decoder()) {
-  // Lengths that transformers does not take over either, and that a caller would have to ask for.
-  file.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
-             "post_processor", "decoder", "model"});
-  if (file.has("post_processor")) around = read_post_processor(file.at("post_processor"));
-  for (const AddedToken& token : added) {
-    const auto& tokens = model->tokens();
-    const auto id = static_cast<size_t>(token.id);
-    if (id < tokens.size() && !tokens[id].empty() && tokens[id] != token.content) {
-      file.refuse(fmt::format("added token '{}' has the id {} of the token '{}'",
-                              printable(token.content), id, printable(tokens[id])));
-    }
-  }
-}
+/// Finds added tokens in a text, and then in its parts once they are normalized.
+struct Finders {
+  Finders(const std::vector<AddedToken>& tokens, const Normalizer& normalizer,
+          const std::string& where)
+      : raw(tokens, false, normalizer, where), normalized(tokens, true, normalizer, where) {}
+
+  AddedTokenFinder raw, normalized;
+};
 
 class HuggingFaceTokenizer final : public Tokenizer {
  public:
   HuggingFaceTokenizer(const JsonPart& file, std::string text, NamedEnds ends)
-      : parts_(file), text_(std::move(text)), ends_(std::move(ends)) {
-    tokens_ = parts_.model->tokens();
-    for (const AddedToken& token : parts_.added) {
+      : normalizer_(file.has("normalizer") ? read_normalizer(file.at("normalizer"))
+                                           : Normalizer{.apply = {}, .works_in_parts = true}),
+        pre_tokenizers_(file.has("pre_tokenizer") ? PreTokenizers(file.at("pre_tokenizer"))
+                                                  : PreTokenizers()),
+        model_(read_token_model(file.at("model"), pre_tokenizers_.byte_level())),
+        added_(added_tokens_of(file, *model_)),
+        all_(added_, normalizer_, file.where()),
+        ordinary_(without_special(added_), normalizer_, file.where()),
+        decoder_(file.has("decoder") ? read_decoder(file.at("decoder")) : Decoder()),
+        text_(std::move(text)),
+        ends_(std::move(ends)),
+        tokens_(model_->tokens()) {
+    // Lengths that transformers does not take over either, and that a caller would have to ask for.
+    file.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+               "post_processor", "decoder", "model"});
+    if (file.has("post_processor")) around_ = read_post_processor(file.at("post_processor"));
+    for (const AddedToken& token : added_) {
       const auto id = static_cast<size_t>(token.id);
       if (id >= tokens_.size()) tokens_.resize(id + 1);
       tokens_[id] = token.content;
       if (token.special) special_.insert(token.id);
     }
     find_ends(file);
-    const bool normalizes_in_parts = parts_.normalizer.works_in_parts;
-    cuts_at_spaces_ = normalizes_in_parts && parts_.pre_tokenizers.works_at_spaces() &&
-                      !parts_.raw_finder.touches_spaces() &&
-                      !parts_.normalized_finder.touches_spaces();
-    cuts_at_lines_ = normalizes_in_parts && parts_.pre_tokenizers.works_at_lines() &&
-                     !parts_.raw_finder.touches_lines() &&
-                     !parts_.normalized_finder.touches_lines();
+    cuts_at_spaces_ = normalizer_.works_in_parts && pre_tokenizers_.works_at_spaces() &&
+                      !all_.raw.touches_spaces() && !all_.normalized.touches_spaces();
+    cuts_at_lines_ = normalizer_.works_in_parts && pre_tokenizers_.works_at_lines() &&
+                     !all_.raw.touches_lines() && !all_.normalized.touches_lines();
   }
 
   TokenizerType type() const override { return TokenizerType::huggingface; }
@@ -118,27 +105,26 @@ class HuggingFaceTokenizer final : public Tokenizer {
   std::string to_json() const override { return text_; }
 
   std::vector<int32_t> encode(std::string_view text) const override {
-    return encode_from(text, true, parts_.raw_finder, parts_.normalized_finder);
+    return encode_from(text, true, all_);
   }
   std::vector<int32_t> encode_rest(std::string_view text) const override {
-    return encode_from(text, false, parts_.raw_finder, parts_.normalized_finder);
+    return encode_from(text, false, all_);
   }
   std::vector<int32_t> encode_ordinary(std::string_view text, bool at_start) const override {
-    return encode_from(text, at_start, parts_.ordinary_raw_finder,
-                       parts_.ordinary_normalized_finder);
+    return encode_from(text, at_start, ordinary_);
   }
   std::vector<Added> added_tokens() const override {
     std::vector<Added> tokens;
-    for (const AddedToken& token : parts_.added) {
+    for (const AddedToken& token : added_) {
       tokens.push_back({token.content, token.id, token.special});
     }
     return tokens;
   }
 
   TokenStrips strips(int32_t id) const override {
-    const auto found = std::find_if(parts_.added.begin(), parts_.added.end(),
+    const auto found = std::find_if(added_.begin(), added_.end(),
                                     [&](const AddedToken& token) { return token.id == id; });
-    return found == parts_.added.end() ? TokenStrips{} : TokenStrips{found->lstrip, found->rstrip};
+    return found == added_.end() ? TokenStrips{} : TokenStrips{found->lstrip, found->rstrip};
   }
 
   /// In front of a space between two letters, and between a line feed and a letter.
@@ -163,12 +149,10 @@ class HuggingFaceTokenizer final : public Tokenizer {
       const bool known = has_text(id, vocab_size()) && !tokens_[static_cast<size_t>(id)].empty();
       if (known && !special_.contains(id)) texts.push_back(tokens_[static_cast<size_t>(id)]);
     }
-    if (parts_.decoder) {
-      parts_.decoder(texts);
-    }
+    if (decoder_) decoder_(texts);
     std::string text;
     for (size_t i = 0; i < texts.size(); ++i) {
-      if (i > 0 && !parts_.decoder) text += ' ';
+      if (i > 0 && !decoder_) text += ' ';
       text += texts[i];
     }
     return text;
@@ -210,8 +194,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
   }
 
   void find_ends(const JsonPart& file) {
-    const PostProcessor& around = parts_.around;
-    for (const auto* ids : {&around.before, &around.after}) {
+    for (const auto* ids : {&around_.before, &around_.after}) {
       for (const int32_t id : *ids) {
         if (id < 0 || id >= vocab_size()) {
           file.at("post_processor").refuse(fmt::format("id {} has no token", id));
@@ -219,13 +202,13 @@ class HuggingFaceTokenizer final : public Tokenizer {
       }
     }
     bos_ = ends_.bos ? named(ends_.bos, file)
-                     : special_of(around.before, {"<s>", "<|begin_of_text|>", "<bos>"});
+                     : special_of(around_.before, {"<s>", "<|begin_of_text|>", "<bos>"});
     eos_ = ends_.eos
                ? named(ends_.eos, file)
-               : special_of(around.after, {"</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>"});
-    frame_ = {around.before, around.before, around.after};
+               : special_of(around_.after, {"</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>"});
+    frame_ = {around_.before, around_.before, around_.after};
     const bool begins_with_bos =
-        bos_ >= 0 && !around.before.empty() && around.before.front() == bos_;
+        bos_ >= 0 && !around_.before.empty() && around_.before.front() == bos_;
     if (ends_.adds_bos && bos_ >= 0 && *ends_.adds_bos != begins_with_bos) {
       log_warning(fmt::format(
           "tokenizer_config.json has add_bos_token: {}, and the post-processor of tokenizer.json "
@@ -236,8 +219,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
   }
 
   std::vector<int32_t> encode_from(std::string_view text, bool at_start,
-                                   const AddedTokenFinder& raw_finder,
-                                   const AddedTokenFinder& normalized_finder) const {
+                                   const Finders& finders) const {
     std::string replaced;
     if (!is_utf8(text)) {
       replaced = well_formed(text);
@@ -246,28 +228,28 @@ class HuggingFaceTokenizer final : public Tokenizer {
     Scratch scratch = take_scratch();
     std::vector<int32_t> ids;
     ids.reserve(text.size() / 4 + 1);
-    const PieceSink model = [&](Piece piece) { parts_.model->encode(piece.text, *scratch, ids); };
+    const PieceSink model = [&](Piece piece) { model_->encode(piece.text, *scratch, ids); };
     const auto add_id = [&](int32_t id) { ids.push_back(id); };
     const auto split = [&](std::string_view part, bool starts) {
-      parts_.pre_tokenizers.split({part, starts}, model);
+      pre_tokenizers_.split({part, starts}, model);
     };
     const auto normalize_part = [&](std::string_view part, bool starts) {
       std::string changed;
-      if (parts_.normalizer.apply) {
+      if (normalizer_.apply) {
         changed = part;
-        parts_.normalizer.apply(changed);
+        normalizer_.apply(changed);
         part = changed;
       }
-      if (!part.empty()) normalized_finder.split(part, starts, split, add_id);
+      if (!part.empty()) finders.normalized.split(part, starts, split, add_id);
     };
-    raw_finder.split(text, at_start, normalize_part, add_id);
+    finders.raw.split(text, at_start, normalize_part, add_id);
     give_scratch(std::move(scratch));
     return ids;
   }
 
   Scratch take_scratch() const {
     const std::lock_guard lock(mutex_);
-    if (scratches_.empty()) return parts_.model->make_scratch();
+    if (scratches_.empty()) return model_->make_scratch();
     Scratch scratch = std::move(scratches_.back());
     scratches_.pop_back();
     return scratch;
@@ -278,7 +260,14 @@ class HuggingFaceTokenizer final : public Tokenizer {
     scratches_.push_back(std::move(scratch));
   }
 
-  Parts parts_;
+  Normalizer normalizer_;
+  PreTokenizers pre_tokenizers_;
+  std::unique_ptr<TokenModel> model_;
+  std::vector<AddedToken> added_;
+  Finders all_;
+  Finders ordinary_;  ///< without special tokens
+  Decoder decoder_;   ///< empty where there is none
+  PostProcessor around_;
   std::string text_;
   NamedEnds ends_;
   std::vector<std::string> tokens_;  ///< by id, with added tokens

@@ -60,7 +60,7 @@ class WordModel final : public TokenModel {
   std::unordered_map<std::string_view, int32_t> ids_;
   int64_t most_characters_;
   std::optional<TextMatcher> reversed_;  ///< tokens from their last byte on; none for whole words
-  int32_t unknown_ = -1;
+  int32_t unknown_;
 };
 
 class WordModel::Memory final : public TokenModel::Scratch {
@@ -69,16 +69,10 @@ class WordModel::Memory final : public TokenModel::Scratch {
 };
 
 WordModel::WordModel(WordVocabulary vocabulary, const std::string& where)
-    : TokenModel(std::move(vocabulary.tokens)), most_characters_(vocabulary.most_characters) {
-  for (size_t id = 0; id < tokens().size(); ++id) {
-    if (!tokens()[id].empty()) ids_.emplace(tokens()[id], static_cast<int32_t>(id));
-  }
-  const auto found = ids_.find(vocabulary.unknown);
-  if (found == ids_.end()) {
-    throw DataError(fmt::format("{}: unk_token '{}' is not in the vocabulary", where,
-                                printable(vocabulary.unknown)));
-  }
-  unknown_ = found->second;
+    : TokenModel(std::move(vocabulary.tokens)),
+      ids_(ids_of(tokens())),
+      most_characters_(vocabulary.most_characters),
+      unknown_(unknown_id(ids_, vocabulary.unknown, where)) {
   if (!vocabulary.whole_words) {
     reversed_.emplace(reversed_tokens(tokens(), vocabulary.continuing_prefix, where));
   }
@@ -220,6 +214,23 @@ std::unique_ptr<TokenModel> read_words(const JsonPart& part, bool byte_level) {
 }
 
 }  // namespace
+
+std::unordered_map<std::string_view, int32_t> ids_of(const std::vector<std::string>& tokens) {
+  std::unordered_map<std::string_view, int32_t> ids;
+  ids.reserve(tokens.size());
+  for (size_t id = 0; id < tokens.size(); ++id) {
+    if (!tokens[id].empty()) ids.emplace(tokens[id], static_cast<int32_t>(id));
+  }
+  return ids;
+}
+
+int32_t unknown_id(const std::unordered_map<std::string_view, int32_t>& ids,
+                   const std::string& unknown, const std::string& where) {
+  const auto found = ids.find(unknown);
+  if (found != ids.end()) return found->second;
+  throw DataError(
+      fmt::format("{}: unk_token '{}' is not in the vocabulary", where, printable(unknown)));
+}
 
 std::unique_ptr<TokenModel> read_token_model(const JsonPart& part, bool byte_level) {
   // Files of before tokenizers 0.9 do not name the type of BPE.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,14 @@ class TokenModel : NotCopied {
  private:
   std::vector<std::string> tokens_;
 };
+
+/// Returns the ids of tokens by their texts, which are those of `tokens`; holes are left out.
+std::unordered_map<std::string_view, int32_t> ids_of(const std::vector<std::string>& tokens);
+
+/// Returns the id of the token of unknown characters. Throws DataError, which begins with `where`,
+/// if there is none.
+int32_t unknown_id(const std::unordered_map<std::string_view, int32_t>& ids,
+                   const std::string& unknown, const std::string& where);
 
 /// The tables and flags of a BPE model.
 struct BpeVocabulary {

@@ -1,87 +1,53 @@
 #pragma once
 // A template as a tree (Jinja 3, nodes.py), and its parser (parser.py).
 
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <variant>
 #include <vector>
 
 #include "data/chat/jinja/value.h"
 
 namespace fp8train::jinja {
 
+/// The form of an expression. The comments say which parts it has, and what its text is.
+enum class Form : uint8_t {
+  literal,      ///< no parts, a value
+  name,         ///< no parts; text: the name
+  list,         ///< its items
+  tuple,        ///< its items
+  dict,         ///< key, value, key, value, ..
+  either,       ///< left, right (or)
+  both,         ///< left, right (and)
+  negation,     ///< the operand (not)
+  compare,      ///< a < b < c, with == != < <= > >= in "not in" as names
+  arithmetic,   ///< left, right; text: + - * / // % **
+  concat,       ///< what is joined (~)
+  sign,         ///< the operand; text: + -
+  conditional,  ///< condition, value, otherwise: null where there is no else
+  attribute,    ///< the object; text: the attribute
+  item,         ///< object, index
+  slice,        ///< object, begin, end, step: null where left out
+  call,         ///< the callee, arguments
+  filter,       ///< the input, arguments; text: the filter. Input null: the text of a block
+  test,         ///< the input, arguments; text: the test
+};
+
 struct Expression;
 using ExpressionPtr = std::unique_ptr<const Expression>;
 
-struct Argument {
-  std::string name;  ///< empty: by position; "*" and "**": the elements of a list or a dictionary
-  ExpressionPtr value;
-};
-
-struct Literal {
-  Value value;
-};
-struct Name {
-  std::string name;
-};
-struct Items {  ///< a list or a tuple
-  std::vector<ExpressionPtr> items;
-  bool is_tuple = false;
-};
-struct Pairs {  ///< a dictionary
-  std::vector<std::pair<ExpressionPtr, ExpressionPtr>> pairs;
-};
-struct Unary {
-  std::string op;  ///< + - not
-  ExpressionPtr operand;
-};
-struct Binary {
-  std::string op;  ///< + - * / // % ** and or
-  ExpressionPtr left, right;
-};
-struct Concat {  ///< ~
-  std::vector<ExpressionPtr> parts;
-};
-struct Compare {  ///< a < b < c
-  ExpressionPtr first;
-  std::vector<std::pair<std::string, ExpressionPtr>> rest;  ///< == != < <= > >= in "not in"
-};
-struct Conditional {
-  ExpressionPtr condition, value, otherwise;  ///< otherwise: null where there is no else
-};
-struct Attribute {
-  ExpressionPtr object;
-  std::string name;
-};
-struct Item {
-  ExpressionPtr object, index;
-};
-struct Slice {
-  ExpressionPtr object, begin, end, step;  ///< null where left out
-};
-struct Call {
-  ExpressionPtr callee;
-  std::vector<Argument> arguments;
-};
-struct Filter {
-  ExpressionPtr input;  ///< null: the text of a block
-  std::string name;
-  std::vector<Argument> arguments;
-};
-struct Test {
-  ExpressionPtr input;
-  std::string name;
-  std::vector<Argument> arguments;
-};
-
 struct Expression {
-  using Node = std::variant<Literal, Name, Items, Pairs, Unary, Binary, Concat, Compare,
-                            Conditional, Attribute, Item, Slice, Call, Filter, Test>;
-  Node node;
+  Form form = Form::literal;
   int32_t line = 0;
+  std::string text = {};
+  std::vector<ExpressionPtr> parts = {};
+  /// Of each part the operator in front of it, or the name of the argument, which is empty for one
+  /// by position, and "*" or "**" for the elements of a list or a dictionary. Empty: no part has
+  /// any.
+  std::vector<std::string> names = {};
+  Value value = {};
   int32_t depth = 1;  ///< levels of expressions, this one included
 };
 
@@ -95,66 +61,41 @@ struct Target {
   bool is_tuple = false;
 };
 
-struct Data {
-  std::string text;
+/// The form of a statement. The comments say which parts, bodies, targets and names it has.
+enum class StatementForm : uint8_t {
+  data,        ///< text
+  print,       ///< the expression
+  set,         ///< the value; the target
+  set_block,   ///< a filter or null; the body; the target
+  loop,        ///< the items, a condition or null; the body, otherwise; the target
+  choice,      ///< the conditions; a body for each, otherwise
+  macro,       ///< the parameters' defaults or null; the body; the parameters; text: the macro
+  call,        ///< the same for the macro `caller`, which is the body, and then the call
+  with,        ///< the values; the body; a target for each
+  filter,      ///< the filter; the body
+  generation,  ///< {% generation %} of transformers: the body, which the model learns
+  breaks,
+  continues,
 };
-struct Print {
-  ExpressionPtr value;
-};
-struct Set {
-  Target target;
-  ExpressionPtr value;
-};
-struct SetBlock {
-  Target target;
-  ExpressionPtr filter;  ///< null: none
-  Body body;
-};
-struct For {
-  Target target;
-  ExpressionPtr items, condition;  ///< condition: null where there is none
-  Body body, otherwise;
-};
-struct If {
-  std::vector<std::pair<ExpressionPtr, Body>> branches;
-  Body otherwise;
-};
-struct Macro {
-  std::string name;
-  std::vector<std::pair<std::string, ExpressionPtr>> parameters;  ///< with their defaults or null
-  Body body;
-};
-struct CallBlock {  ///< {% call %}: the body is the macro `caller`
-  std::unique_ptr<const Macro> caller;
-  ExpressionPtr call;
-};
-struct With {
-  std::vector<std::pair<Target, ExpressionPtr>> values;
-  Body body;
-};
-struct FilterBlock {
-  ExpressionPtr filter;
-  Body body;
-};
-struct Generation {  ///< {% generation %} of transformers: what the model learns
-  Body body;
-};
-struct Break {};
-struct Continue {};
 
 struct Statement {
-  std::variant<Data, Print, Set, SetBlock, For, If, Macro, CallBlock, With, FilterBlock, Generation,
-               Break, Continue>
-      node;
+  StatementForm form = StatementForm::data;
   int32_t line = 0;
+  std::string text = {};
+  std::vector<ExpressionPtr> parts = {};
+  std::vector<Body> bodies = {};
+  std::vector<Target> targets = {};
+  std::vector<std::string> names = {};
 };
 
-/// Returns the names of a template's expressions, which may be those of its variables, without
-/// reading it further. Throws as parse() does.
-std::set<std::string> names_in(std::string_view source, const std::string& where);
+/// A template that has been read, and the names in its marks: those of its variables, and others.
+struct Tree {
+  Body body;
+  std::set<std::string, std::less<>> names;
+};
 
-/// Returns the statements of a template of at most 1 MiB, in which expressions and statements are
-/// nested at most 100 levels deep. Throws ConfigError.
-Body parse(std::string_view source, const std::string& where);
+/// Returns the tree of a template of at most 1 MiB, in which expressions and statements are nested
+/// at most 100 levels deep. Throws ConfigError.
+Tree parse(std::string_view source, const std::string& where);
 
 }  // namespace fp8train::jinja

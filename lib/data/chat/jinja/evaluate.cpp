@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
+#include <optional>
 
 #include "base/error.h"
 #include "data/chat/jinja/interpreter.h"
@@ -16,19 +16,49 @@ constexpr int32_t kMaxLevels = 64;    ///< lists and dictionaries within each ot
 constexpr size_t kMaxEntries = 1024;  ///< of a dictionary, whose entries are looked for one by one
 constexpr size_t kBytesOfValue = 64;
 
+/// Returns a text for a message: printable, and cut.
+std::string shown(std::string_view text) {
+  constexpr size_t kMaxShown = 60;
+  return printable(text.substr(0, kMaxShown)) + (text.size() > kMaxShown ? "..." : "");
+}
+
+Value undefined(std::string reason) {
+  return Value(Undefined{std::move(reason)});
+}
+
+const Callable* find_callable(Callables table, std::string_view name) {
+  const auto found = std::ranges::find(table, name, &Callable::name);
+  return found == table.end() ? nullptr : &*found;
+}
+
+Callables methods_of(const Value& object) {
+  if (object.as_text() != nullptr) return kTextMethods;
+  if (object.as_dict() != nullptr) return kDictMethods;
+  if (object.as_list() != nullptr) return kListMethods;
+  return object.get<std::shared_ptr<Loop>>() != nullptr ? kLoopMethods : Callables();
+}
+
+Value loop_attribute(const Loop& loop, std::string_view name) {
+  const auto size = static_cast<int64_t>(loop.items->items.size());
+  const auto at = [&](int64_t index) {
+    if (index >= 0 && index < size) return loop.items->items[static_cast<size_t>(index)];
+    return undefined(fmt::format("there is no {} item", index < 0 ? "previous" : "next"));
+  };
+  if (name == "index") return Value(loop.index + 1);
+  if (name == "index0") return Value(loop.index);
+  if (name == "revindex") return Value(size - loop.index);
+  if (name == "revindex0") return Value(size - loop.index - 1);
+  if (name == "first") return Value(loop.index == 0);
+  if (name == "last") return Value(loop.index + 1 == size);
+  if (name == "length") return Value(size);
+  if (name == "depth") return Value(int64_t{1});  // deeper ones are those of recursive loops
+  if (name == "depth0") return Value(int64_t{0});
+  if (name == "previtem") return at(loop.index - 1);
+  if (name == "nextitem") return at(loop.index + 1);
+  return undefined(fmt::format("'loop' has no attribute '{}'", shown(name)));
+}
+
 }  // namespace
-
-const Value* Arguments::find(size_t position, std::string_view name) const {
-  if (position < values.size()) return &values[position];
-  const auto found = std::find_if(named.begin(), named.end(),
-                                  [&](const auto& argument) { return argument.first == name; });
-  return found == named.end() ? nullptr : &found->second;
-}
-
-bool Arguments::flag(size_t position, std::string_view name, bool otherwise) const {
-  const Value* value = find(position, name);
-  return value == nullptr ? otherwise : value->is_true();
-}
 
 Value Interpreter::text(Text text) {
   spend(0,
@@ -69,16 +99,10 @@ Text Interpreter::written(const Value& value) {
   if (list != nullptr && !list->has_sum()) {
     fail(fmt::format("a {} is written; '| list' makes a list of it", value.type_name()));
   }
-  const int64_t size = extent_of(value).size;
-  spend(size, 0);
+  spend(extent_of(value).size);
   Text out = text_of(value);
   spend(0, static_cast<int64_t>(out.bytes.size()));
   return out;
-}
-
-std::string Interpreter::shown(std::string_view text) {
-  constexpr size_t kMaxShown = 60;
-  return printable(text.substr(0, kMaxShown)) + (text.size() > kMaxShown ? "..." : "");
 }
 
 const Value& Interpreter::defined(const Value& value) const {
@@ -101,103 +125,115 @@ int64_t Interpreter::integer_argument(const Value& value, std::string_view what)
   return value.integer();
 }
 
-Value Interpreter::evaluate(const Expression& expression) {
+Value Interpreter::evaluate(const Expression& node) {
   if (++depth_ > kMaxCalls) fail(fmt::format("more than {} calls in each other", kMaxCalls));
-  spend(1, 0);
-  line_ = expression.line;
-  Value value = std::visit([&](const auto& node) { return evaluate(node); }, expression.node);
+  spend(1);
+  line_ = node.line;
+  Value value = value_of(node);
   --depth_;
   return value;
 }
 
-Value Interpreter::evaluate(const Name& node) {
-  const Value* value = find(node.name);
-  if (value != nullptr) return *value;
-  return Value(Undefined{fmt::format("'{}' is undefined", shown(node.name))});
+Value Interpreter::value_of(const Expression& node) {
+  const auto part = [&](size_t index) { return evaluate(*node.parts[index]); };
+  if (node.form == Form::literal) return node.value;
+  if (node.form == Form::name) {
+    const Value* value = find(node.text);
+    return value != nullptr ? *value
+                            : undefined(fmt::format("'{}' is undefined", shown(node.text)));
+  }
+  if (node.form == Form::list) return list(values_of(node));
+  if (node.form == Form::tuple) return list(values_of(node), List::Kind::tuple);
+  if (node.form == Form::dict) return dict_of(node);
+  if (node.form == Form::compare) return compared(node);
+  if (node.form == Form::slice) return slice(node);
+  if (node.form == Form::concat) {
+    Text joined;
+    for (const ExpressionPtr& each : node.parts) joined.append(written(evaluate(*each)));
+    return text(std::move(joined));
+  }
+  if (node.form == Form::filter) {
+    const Value input = node.parts[0] ? part(0) : filtered_;
+    return filter(node.text, input, arguments_of(node));
+  }
+  const Value first = part(0);
+  switch (node.form) {
+    case Form::either:
+      return first.is_true() ? first : part(1);
+    case Form::both:
+      return first.is_true() ? part(1) : first;
+    case Form::negation:
+      return Value(!first.is_true());
+    case Form::arithmetic:
+      return binary(node.text, first, part(1));
+    case Form::sign:
+      return signed_value(node.text, first);
+    case Form::conditional:
+      if (first.is_true()) return part(1);
+      if (node.parts[2]) return part(2);
+      return undefined("an expression with 'if' has no 'else' and is undefined");
+    case Form::attribute:
+      return attribute(first, node.text);
+    case Form::item:
+      return item(first, part(1));
+    case Form::test:
+      return test(node.text, first, arguments_of(node));
+    default:
+      return call(first, arguments_of(node));
+  }
 }
 
-Value Interpreter::evaluate(const Items& node) {
-  std::vector<Value> items;
-  for (const ExpressionPtr& item : node.items) items.push_back(evaluate(*item));
-  return list(std::move(items), node.is_tuple ? List::Kind::tuple : List::Kind::list);
+std::vector<Value> Interpreter::values_of(const Expression& node) {
+  std::vector<Value> values;
+  for (const ExpressionPtr& part : node.parts) values.push_back(evaluate(*part));
+  return values;
 }
 
-Value Interpreter::evaluate(const Pairs& node) {
+Value Interpreter::dict_of(const Expression& node) {
   Dict result;
-  for (const auto& [key, value] : node.pairs) {
-    Value name = evaluate(*key);
-    if (name.as_text() == nullptr && !name.is_number() && !name.is_none()) {
-      fail(fmt::format("a key of a dictionary is {}", name.type_name()));
+  for (size_t i = 0; i < node.parts.size(); i += 2) {
+    Value key = evaluate(*node.parts[i]);
+    if (key.as_text() == nullptr && !key.is_number() && !key.is_none()) {
+      fail(fmt::format("a key of a dictionary is {}", key.type_name()));
     }
-    spend(static_cast<int64_t>(result.entries.size() / 8), 0);
-    result.set(std::move(name), evaluate(*value));
+    spend(std::ssize(result.entries) / 8);
+    result.set(std::move(key), evaluate(*node.parts[i + 1]));
   }
   return dict(std::move(result));
 }
 
-Value Interpreter::evaluate(const Unary& node) {
-  const Value value = evaluate(*node.operand);
-  if (node.op == "not") return Value(!value.is_true());
-  if (!defined(value).is_number()) fail(fmt::format("{} of {}", node.op, value.type_name()));
-  if (node.op == "+") return value.is_integer() ? Value(value.integer()) : value;
-  if (const double* real = value.get<double>()) return Value(-*real);
+Value Interpreter::signed_value(std::string_view sign, const Value& value) {
+  if (!defined(value).is_number()) fail(fmt::format("{} of {}", sign, value.type_name()));
+  if (sign == "+") return value.is_integer() ? Value(value.integer()) : value;
+  if (!value.is_integer()) return Value(-value.real());
   return binary("-", Value(int64_t{0}), value);
 }
 
-Value Interpreter::evaluate(const Binary& node) {
-  Value left = evaluate(*node.left);
-  if (node.op == "and") return left.is_true() ? evaluate(*node.right) : left;
-  if (node.op == "or") return left.is_true() ? left : evaluate(*node.right);
-  const Value right = evaluate(*node.right);
-  return binary(node.op, left, right);
-}
-
-Value Interpreter::evaluate(const Concat& node) {
-  Text joined;
-  for (const ExpressionPtr& part : node.parts) joined.append(written(evaluate(*part)));
-  return text(std::move(joined));
-}
-
-Value Interpreter::evaluate(const Compare& node) {
-  Value left = evaluate(*node.first);
-  for (const auto& [op, part] : node.rest) {
-    Value right = evaluate(*part);
-    if (!compare(op, left, right)) return Value(false);
+Value Interpreter::compared(const Expression& node) {
+  Value left = evaluate(*node.parts[0]);
+  for (size_t i = 1; i < node.parts.size(); ++i) {
+    Value right = evaluate(*node.parts[i]);
+    if (!compare(node.names[i], left, right)) return Value(false);
     left = std::move(right);
   }
   return Value(true);
 }
 
-Value Interpreter::evaluate(const Conditional& node) {
-  if (evaluate(*node.condition).is_true()) return evaluate(*node.value);
-  if (node.otherwise) return evaluate(*node.otherwise);
-  return Value(Undefined{"an expression with 'if' has no 'else' and is undefined"});
-}
-
-Value Interpreter::evaluate(const Item& node) {
-  const Value object = evaluate(*node.object);
-  return item(object, evaluate(*node.index));
-}
-
-std::optional<int64_t> Interpreter::bound(const ExpressionPtr& part) {
-  if (!part) return std::nullopt;
-  const Value value = evaluate(*part);
-  if (value.is_none()) return std::nullopt;
-  return integer_argument(value, "a slice");
-}
-
 /// As Python's slice.indices().
-Value Interpreter::evaluate(const Slice& node) {
-  const Value object = evaluate(*node.object);
+Value Interpreter::slice(const Expression& node) {
+  const Value object = evaluate(*node.parts[0]);
   const Text* whole = defined(object).as_text();
   const List* all = object.as_list();
-  if (whole != nullptr) spend(extent_of(object).size, 0);
+  if (whole != nullptr) spend(extent_of(object).size);
   if (whole == nullptr && all == nullptr) fail(fmt::format("a slice of {}", object.type_name()));
-  const std::optional<int64_t> from = bound(node.begin), to = bound(node.end);
-  const int64_t step = bound(node.step).value_or(1);
+  const auto bound = [&](size_t part) -> std::optional<int64_t> {
+    const Value value = node.parts[part] ? evaluate(*node.parts[part]) : Value::none();
+    return value.is_none() ? std::nullopt : std::optional(integer_argument(value, "a slice"));
+  };
+  const std::optional<int64_t> from = bound(1), to = bound(2);
+  const int64_t step = bound(3).value_or(1);
   if (step == 0) fail("the step of a slice is 0");
-  const int64_t size =
-      whole != nullptr ? length_of(whole->bytes) : static_cast<int64_t>(all->items.size());
+  const int64_t size = whole != nullptr ? length_of(whole->bytes) : std::ssize(all->items);
   const int64_t low = step > 0 ? 0 : -1, high = step > 0 ? size : size - 1;
   const auto position = [&](const std::optional<int64_t>& at, int64_t otherwise) {
     if (!at) return otherwise;
@@ -221,66 +257,58 @@ Value Interpreter::evaluate(const Slice& node) {
   return text(std::move(joined));
 }
 
-Arguments Interpreter::evaluate(const std::vector<Argument>& arguments) {
+Arguments Interpreter::arguments_of(const Expression& node) {
   Arguments given;
-  for (const Argument& argument : arguments) {
-    Value value = evaluate(*argument.value);
-    if (argument.name.empty()) {
+  for (size_t i = 1; i < node.parts.size(); ++i) {
+    Value value = evaluate(*node.parts[i]);
+    const std::string name = node.names.empty() ? "" : node.names[i];
+    if (name.empty()) {
       given.values.push_back(std::move(value));
-    } else if (argument.name == "*") {
+    } else if (name == "*") {
       const std::shared_ptr<const List> all = elements(value);
       given.values.insert(given.values.end(), all->items.begin(), all->items.end());
-    } else if (argument.name == "**") {
+    } else if (name == "**") {
       if (value.as_dict() == nullptr) fail("** takes a dictionary");
       for (const auto& [key, entry] : value.as_dict()->entries) {
         given.named.emplace_back(text_argument(key, "the name of an argument").bytes, entry);
       }
     } else {
-      given.named.emplace_back(argument.name, std::move(value));
+      given.named.emplace_back(name, std::move(value));
     }
   }
   return given;
 }
 
-Value Interpreter::evaluate(const Call& node) {
-  const Value callee = evaluate(*node.callee);
-  const Arguments arguments = evaluate(node.arguments);
-  return call(callee, arguments);
-}
-
-Value Interpreter::evaluate(const Filter& node) {
-  const Value input = node.input ? evaluate(*node.input) : filtered_;
-  return filter(node.name, input, evaluate(node.arguments));
-}
-
-Value Interpreter::evaluate(const Test& node) {
-  const Value input = evaluate(*node.input);
-  return Value(test(node.name, input, evaluate(node.arguments)));
-}
-
 Value Interpreter::filter(std::string_view name, const Value& input, const Arguments& arguments) {
-  const Entry<Value>* found = find_filter(name);
-  if (found == nullptr) fail(fmt::format("the filter '{}' is not supported", shown(name)));
-  require_at_most(arguments, found->max_arguments, name);
-  return found->function(*this, input, arguments);
-}
-
-void Interpreter::require_at_most(const Arguments& arguments, size_t most,
-                                  std::string_view name) const {
-  if (arguments.values.size() + arguments.named.size() > most) {
-    fail(fmt::format("'{}' takes at most {} arguments here", shown(name), most));
+  for (const Callables table : {kValueFilters, kTextFilters, kListFilters}) {
+    if (const Callable* found = find_callable(table, name)) return invoke(*found, input, arguments);
   }
+  fail(fmt::format("the filter '{}' is not supported", shown(name)));
 }
 
-bool Interpreter::test(std::string_view name, const Value& input, const Arguments& arguments) {
-  const Entry<bool>* found = find_test(name);
+Value Interpreter::test(std::string_view name, const Value& input, const Arguments& arguments) {
+  const Callable* found = find_callable(kTests, name);
   if (found == nullptr) fail(fmt::format("the test '{}' is not supported", shown(name)));
-  return found->function(*this, input, arguments);
+  return invoke(*found, input, arguments);
+}
+
+Value Interpreter::invoke(const Callable& callee, const Value& self, const Arguments& arguments) {
+  if (callee.parameters[0] != Callable::kAny) {
+    const auto most = std::ranges::find(callee.parameters, "") - callee.parameters.begin();
+    if (std::ssize(arguments.values) + std::ssize(arguments.named) > most) {
+      fail(fmt::format("'{}' takes at most {} arguments here", callee.name, most));
+    }
+    for (const auto& argument : arguments.named) {
+      if (std::ranges::find(callee.parameters, argument.first) != callee.parameters.end()) continue;
+      fail(fmt::format("'{}' takes no argument '{}' here", callee.name, shown(argument.first)));
+    }
+  }
+  return callee.function({*this, callee, self, arguments});
 }
 
 std::shared_ptr<const List> Interpreter::elements(const Value& value) {
   if (const auto* list = value.get<Value::ListPointer>()) {
-    spend(std::ssize((*list)->items), 0);
+    spend(std::ssize((*list)->items));
     const bool is_used = std::exchange((*list)->is_used, (*list)->kind == List::Kind::generator);
     return is_used ? std::make_shared<const List>() : *list;
   }
@@ -301,71 +329,43 @@ std::shared_ptr<const List> Interpreter::elements(const Value& value) {
 
 Value Interpreter::attribute(const Value& object, std::string_view name) {
   defined(object);
-  if (const auto* space = object.get<std::shared_ptr<Namespace>>()) {
-    const Value* value = (*space)->attributes.find(name);
-    if (value != nullptr) return *value;
-  } else if (const auto* loop = object.get<std::shared_ptr<Loop>>()) {
-    return loop_attribute(*loop, name);
-  } else if (has_method(object, name)) {
-    return Value(Function{Function::Kind::method, std::string(name),
-                          std::make_shared<const Value>(object), nullptr, nullptr});
-  } else if (const Dict* dict = object.as_dict()) {
-    spend(std::ssize(dict->entries) / 8, 0);
-    const Value* value = dict->find(name);
-    if (value != nullptr) return *value;
+  if (const Callable* method = find_callable(methods_of(object), name)) {
+    return Value(Function{method, std::make_shared<const Value>(object)});
   }
-  return Value(Undefined{
-      fmt::format("'{}' has no attribute or method '{}'", object.type_name(), shown(name))});
+  if (const auto* loop = object.get<std::shared_ptr<Loop>>()) return loop_attribute(**loop, name);
+  const auto* space = object.get<std::shared_ptr<Namespace>>();
+  const Dict* dict = space != nullptr ? &(*space)->attributes : object.as_dict();
+  if (dict != nullptr) {
+    spend(std::ssize(dict->entries) / 8);
+    if (const Value* value = dict->find(Value::text(std::string(name)))) return *value;
+  }
+  return undefined(
+      fmt::format("'{}' has no attribute or method '{}'", object.type_name(), shown(name)));
 }
 
 Value Interpreter::item(const Value& object, const Value& index) {
   defined(object);
   if (const Dict* dict = object.as_dict()) {
-    spend(std::ssize(dict->entries) / 8 + extent_of(index).size, 0);
-    const Value* value = dict->find(index);
-    if (value != nullptr) return *value;
+    spend(std::ssize(dict->entries) / 8 + extent_of(index).size);
+    if (const Value* value = dict->find(index)) return *value;
   }
   if (const Text* name = index.as_text()) return attribute(object, name->bytes);
   const List* list = object.as_list();
   const Text* whole = object.as_text();
   const bool is_ordered = (list != nullptr && list->is_ordered()) || whole != nullptr;
-  if (is_ordered && index.is_integer()) {
-    const int64_t size =
-        list != nullptr ? static_cast<int64_t>(list->items.size()) : length_of(whole->bytes);
+  if (!index.is_integer()) {
+    return undefined(fmt::format("'{}' has no element {}", object.type_name(), index.type_name()));
+  }
+  if (is_ordered) {
+    const int64_t size = list != nullptr ? std::ssize(list->items) : length_of(whole->bytes);
     const int64_t at = index.integer() < 0 ? index.integer() + size : index.integer();
     if (at >= 0 && at < size) {
       if (list != nullptr) return list->items[static_cast<size_t>(at)];
-      spend(extent_of(object).size, 0);
+      spend(extent_of(object).size);
       return text(whole->slice(byte_of(whole->bytes, at), byte_of(whole->bytes, at + 1)));
     }
   }
-  const std::string which =
-      index.is_integer() ? fmt::format("{}", index.integer()) : std::string(index.type_name());
-  return Value(Undefined{fmt::format("'{}' has no element {}", object.type_name(), which)});
-}
-
-Value Interpreter::loop_attribute(const std::shared_ptr<Loop>& loop, std::string_view name) {
-  const auto size = static_cast<int64_t>(loop->items->items.size());
-  const auto at = [&](int64_t index) {
-    if (index >= 0 && index < size) return loop->items->items[static_cast<size_t>(index)];
-    return Value(Undefined{fmt::format("there is no {} item", index < 0 ? "previous" : "next")});
-  };
-  if (name == "index") return Value(loop->index + 1);
-  if (name == "index0") return Value(loop->index);
-  if (name == "revindex") return Value(size - loop->index);
-  if (name == "revindex0") return Value(size - loop->index - 1);
-  if (name == "first") return Value(loop->index == 0);
-  if (name == "last") return Value(loop->index + 1 == size);
-  if (name == "length") return Value(size);
-  if (name == "depth") return Value(int64_t{1});  // deeper ones are those of recursive loops
-  if (name == "depth0") return Value(int64_t{0});
-  if (name == "previtem") return at(loop->index - 1);
-  if (name == "nextitem") return at(loop->index + 1);
-  if (name == "cycle" || name == "changed") {
-    return Value(Function{Function::Kind::loop_method, std::string(name),
-                          std::make_shared<const Value>(loop), nullptr, nullptr});
-  }
-  return Value(Undefined{fmt::format("'loop' has no attribute '{}'", shown(name))});
+  return undefined(fmt::format("'{}' has no element {}", object.type_name(), index.integer()));
 }
 
 }  // namespace fp8train::jinja

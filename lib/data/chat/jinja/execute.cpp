@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "base/error.h"
 #include "base/not_copied.h"
@@ -28,51 +27,41 @@ class Restored : NotCopied {
 
 }  // namespace
 
-const Value* Scope::find(std::string_view name, int64_t& seen) const {
-  for (const Scope* scope = this; scope != nullptr; scope = scope->parent.get()) {
-    seen += 1 + std::ssize(scope->names);
-    for (const auto& [known, value] : scope->names) {
-      if (known == name) return &value;
-    }
-  }
-  return nullptr;
-}
-
 void Scope::set(std::string_view name, Value value) {
-  for (auto& [known, before] : names) {
-    if (known == name) {
-      before = std::move(value);
-      return;
-    }
+  const auto known = std::ranges::find(names, name, &NamedValue::first);
+  if (known == names.end()) {
+    names.emplace_back(name, std::move(value));
+  } else {
+    known->second = std::move(value);
   }
-  names.emplace_back(name, std::move(value));
 }
 
 const Value* Interpreter::find(std::string_view name) {
+  const Value* found = nullptr;
   int64_t seen = 0;
-  const Value* value = scope_->find(name, seen);
-  spend(seen / 16, 0);
-  return value;
+  for (const Scope* scope = scope_.get(); scope != nullptr && found == nullptr;
+       scope = scope->parent.get()) {
+    seen += 1 + std::ssize(scope->names);
+    const auto known = std::ranges::find(scope->names, name, &Scope::NamedValue::first);
+    if (known != scope->names.end()) found = &known->second;
+  }
+  spend(seen / 16);
+  return found;
 }
 
 void Interpreter::set(std::string_view name, Value value) {
-  spend(std::ssize(scope_->names) / 16, 0);
+  spend(std::ssize(scope_->names) / 16);
   scope_->set(name, std::move(value));
 }
 
 Interpreter::~Interpreter() {
-  for (const auto& loop : changed_loops_) loop->last_seen.reset();          // which may hold itself
-  for (const auto& space : namespaces_) space->attributes.entries.clear();  // which may hold itself
-  for (const auto& scope : macro_scopes_) scope->names.clear();
+  for (const auto& end : ends_) end();
 }
 
 Rendered Interpreter::run(const Body& body, const Variables& variables) {
   scope_ = std::make_shared<Scope>();
-  for (const char* name : {"range", "namespace", "dict", "raise_exception", "strftime_now"}) {
-    scope_->set(name, Value(Function{Function::Kind::builtin, name}));
-  }
+  for (const Callable& each : kFunctions) scope_->set(each.name, Value(Function{&each}));
   for (const auto& [name, value] : variables) scope_->set(name, value);
-  macro_scopes_.push_back(scope_);
   Text out;
   out_ = whole_ = &out;
   execute(body);
@@ -81,6 +70,12 @@ Rendered Interpreter::run(const Body& body, const Variables& variables) {
 
 void Interpreter::fail(const std::string& message) const {
   throw DataError(fmt::format("{}:{}: {}", where_, line_, message));
+}
+
+void Interpreter::at_end(std::function<void()> end) {
+  constexpr int64_t kBytes = 256;  // of what lives to the end
+  spend(0, kBytes);
+  ends_.push_back(std::move(end));
 }
 
 void Interpreter::spend(int64_t steps, int64_t bytes) {
@@ -101,16 +96,64 @@ Interpreter::Flow Interpreter::execute(const Body& body) {
   Flow flow = Flow::next;
   for (const Statement& statement : body) {
     line_ = statement.line;
-    spend(1, 0);
-    flow = std::visit([&](const auto& node) { return execute(node); }, statement.node);
+    spend(1);
+    flow = execute(statement);
     if (flow != Flow::next) break;
   }
   --depth_;
   return flow;
 }
 
-Interpreter::Flow Interpreter::write(const Text& text) {
-  out_->append(text);
+Interpreter::Flow Interpreter::execute(const Statement& node) {
+  switch (node.form) {
+    case StatementForm::data:
+      return write(Value::text(node.text));
+    case StatementForm::print:
+      return write(evaluate(*node.parts[0]));
+    case StatementForm::set:
+      assign(node.targets[0], evaluate(*node.parts[0]));
+      return Flow::next;
+    case StatementForm::set_block:
+      assign(node.targets[0], filtered(node));
+      return Flow::next;
+    case StatementForm::filter:
+      return write(filtered(node));
+    case StatementForm::loop:
+      return execute_loop(node);
+    case StatementForm::choice:
+      for (size_t i = 0; i < node.parts.size(); ++i) {
+        if (evaluate(*node.parts[i]).is_true()) return execute(node.bodies[i]);
+      }
+      return execute(node.bodies.back());
+    case StatementForm::macro:
+      set(node.text, macro_of(node));
+      return Flow::next;
+    case StatementForm::call: {
+      const Expression& call_node = *node.parts.back();
+      const Value callee = evaluate(*call_node.parts[0]);
+      Arguments arguments = arguments_of(call_node);
+      arguments.named.emplace_back(node.text, macro_of(node));
+      return write(call(callee, arguments));
+    }
+    case StatementForm::with:
+      return execute_with(node);
+    case StatementForm::generation: {
+      if (out_ != whole_) fail("{% generation %} within a macro, a set or a filter");
+      const size_t begin = out_->bytes.size();
+      const Flow flow = execute_apart(node.bodies[0]);
+      generations_.emplace_back(begin, out_->bytes.size());
+      return flow;
+    }
+    case StatementForm::breaks:
+      return Flow::breaks;
+    case StatementForm::continues:
+      break;
+  }
+  return Flow::continues;
+}
+
+Interpreter::Flow Interpreter::write(const Value& value) {
+  out_->append(written(value));
   return Flow::next;
 }
 
@@ -130,7 +173,7 @@ void Interpreter::assign(const Target& target, const Value& value) {
       fail(fmt::format("'{}' is not a namespace, and nothing else has attributes that are set",
                        target.names.front()));
     }
-    spend(std::ssize((*attributes)->attributes.entries) / 8, 0);
+    spend(std::ssize((*attributes)->attributes.entries) / 8);
     (*attributes)->attributes.set(Value::text(target.attribute), value);
     return;
   }
@@ -145,67 +188,47 @@ void Interpreter::assign(const Target& target, const Value& value) {
   for (size_t i = 0; i < target.names.size(); ++i) set(target.names[i], items->items[i]);
 }
 
-Interpreter::Flow Interpreter::execute(const Set& node) {
-  assign(node.target, evaluate(*node.value));
-  return Flow::next;
+Value Interpreter::filtered(const Statement& node) {
+  Value block = text(captured(node.bodies[0]));
+  if (!node.parts[0]) return block;
+  const Restored input(filtered_, std::move(block));
+  return evaluate(*node.parts[0]);
 }
 
-Interpreter::Flow Interpreter::execute(const SetBlock& node) {
-  Value value = text(captured(node.body));
-  if (node.filter) {
-    const Restored input(filtered_, value);
-    value = evaluate(*node.filter);
-  }
-  assign(node.target, value);
-  return Flow::next;
-}
-
-Interpreter::Flow Interpreter::execute(const FilterBlock& node) {
-  const Restored input(filtered_, text(captured(node.body)));
-  return write(written(evaluate(*node.filter)));
-}
-
-Interpreter::Flow Interpreter::execute(const If& node) {
-  for (const auto& [condition, body] : node.branches) {
-    if (evaluate(*condition).is_true()) return execute(body);
-  }
-  return execute(node.otherwise);
-}
-
-std::shared_ptr<const List> Interpreter::elements_that_fit(const For& node) {
-  std::shared_ptr<const List> all = elements(evaluate(*node.items));
-  if (!node.condition) return all;
+std::shared_ptr<const List> Interpreter::elements_that_fit(const Statement& node) {
+  std::shared_ptr<const List> all = elements(evaluate(*node.parts[0]));
+  if (!node.parts[1]) return all;
   const Restored scope(scope_, inner_scope());
   std::vector<Value> fitting;
   for (const Value& item : all->items) {
-    assign(node.target, item);
-    if (evaluate(*node.condition).is_true()) fitting.push_back(item);
+    assign(node.targets[0], item);
+    if (evaluate(*node.parts[1]).is_true()) fitting.push_back(item);
   }
   return *list(std::move(fitting)).get<Value::ListPointer>();
 }
 
-Interpreter::Flow Interpreter::execute(const For& node) {
+Interpreter::Flow Interpreter::execute_loop(const Statement& node) {
   const std::shared_ptr<const List> items = elements_that_fit(node);
   const auto loop = std::make_shared<Loop>(Loop{items, 0, nullptr});
   bool has_ended_one = false;
-  for (; loop->index < static_cast<int64_t>(items->items.size()); ++loop->index) {
+  for (; loop->index < std::ssize(items->items); ++loop->index) {
     const Restored scope(scope_, inner_scope());
     scope_->set("loop", Value(loop));
-    assign(node.target, items->items[static_cast<size_t>(loop->index)]);
-    const Flow flow = execute(node.body);
+    assign(node.targets[0], items->items[static_cast<size_t>(loop->index)]);
+    const Flow flow = execute(node.bodies[0]);
     if (flow == Flow::breaks) break;
     has_ended_one = has_ended_one || flow == Flow::next;
   }
   // As Jinja's code has it: not only where there was nothing to go over.
-  return has_ended_one ? Flow::next : execute_apart(node.otherwise);
+  return has_ended_one ? Flow::next : execute_apart(node.bodies[1]);
 }
 
-Interpreter::Flow Interpreter::execute(const With& node) {
+Interpreter::Flow Interpreter::execute_with(const Statement& node) {
   std::vector<Value> values;  // all of the outer scope
-  for (const auto& [target, value] : node.values) values.push_back(evaluate(*value));
+  for (const ExpressionPtr& part : node.parts) values.push_back(evaluate(*part));
   const Restored scope(scope_, inner_scope());
-  for (size_t i = 0; i < values.size(); ++i) assign(node.values[i].first, values[i]);
-  return execute(node.body);
+  for (size_t i = 0; i < values.size(); ++i) assign(node.targets[i], values[i]);
+  return execute(node.bodies[0]);
 }
 
 Interpreter::Flow Interpreter::execute_apart(const Body& body) {
@@ -213,98 +236,55 @@ Interpreter::Flow Interpreter::execute_apart(const Body& body) {
   return execute(body);
 }
 
-Interpreter::Flow Interpreter::execute(const Generation& node) {
-  if (out_ != whole_) fail("{% generation %} within a macro, a set or a filter");
-  const size_t begin = out_->bytes.size();
-  const Flow flow = execute_apart(node.body);
-  generations_.emplace_back(begin, out_->bytes.size());
-  return flow;
-}
-
-Value Interpreter::macro_of(const Macro& macro) {
-  if (macro_scopes_.back() != scope_) {
-    spend(0, kBytesOfLasting);
-    macro_scopes_.push_back(scope_);
-  }
-  return Value(Function{Function::Kind::macro, macro.name, nullptr, &macro, scope_.get()});
-}
-
-Interpreter::Flow Interpreter::execute(const Macro& node) {
-  set(node.name, macro_of(node));
-  return Flow::next;
-}
-
-Interpreter::Flow Interpreter::execute(const CallBlock& node) {
-  const auto& call_node = std::get<Call>(node.call->node);
-  const Value callee = evaluate(*call_node.callee);
-  Arguments arguments = evaluate(call_node.arguments);
-  arguments.named.emplace_back("caller", macro_of(*node.caller));
-  return write(written(call(callee, arguments)));
+/// The scope lives to the end, as a namespace may hold the macro.
+Value Interpreter::macro_of(const Statement& macro) {
+  at_end([scope = scope_] { scope->names.clear(); });
+  return Value(Function{nullptr, nullptr, &macro, scope_});
 }
 
 /// The body sees the scope that the macro was defined in, not that of its call.
 Value Interpreter::call_macro(const Function& function, const Arguments& arguments) {
-  const Macro& macro = *function.macro;
-  const int64_t named = std::ssize(arguments.named) + 1;
-  spend(named * std::ssize(macro.parameters) / 8 + std::ssize(macro_scopes_) / 8, 0);
-  const auto defined_in =
-      std::find_if(macro_scopes_.begin(), macro_scopes_.end(),
-                   [&](const auto& scope) { return scope.get() == function.scope; });
-  const Restored scope(scope_, std::make_shared<Scope>(Scope{*defined_in, {}}));
-  if (arguments.values.size() > macro.parameters.size()) {
-    fail(fmt::format("macro '{}' takes not more than {} arguments", macro.name,
-                     macro.parameters.size()));
+  const Statement& macro = *function.macro;
+  const auto count = std::ssize(macro.names);
+  spend((std::ssize(arguments.named) + 1) * count / 8);
+  const Restored scope(scope_, std::make_shared<Scope>(Scope{function.scope.lock(), {}}));
+  if (std::ssize(arguments.values) > count) {
+    fail(fmt::format("macro '{}' takes not more than {} arguments", macro.text, count));
   }
-  for (size_t i = 0; i < macro.parameters.size(); ++i) {
-    const auto& [name, otherwise] = macro.parameters[i];
-    const Value* given = arguments.find(i, name);
-    Value value = Value(Undefined{fmt::format("parameter '{}' was not given", name)});
-    if (given != nullptr) {
-      value = *given;
-    } else if (otherwise) {
-      value = evaluate(*otherwise);
+  for (size_t i = 0; i < macro.names.size(); ++i) {
+    const std::string& name = macro.names[i];
+    if (const Value* given = arguments.find(i, name)) {
+      set(name, *given);
+    } else if (macro.parts[i]) {
+      set(name, evaluate(*macro.parts[i]));
+    } else {
+      set(name, Value(Undefined{fmt::format("parameter '{}' was not given", name)}));
     }
-    set(name, std::move(value));
   }
-  for (const auto& argument : arguments.named) {
-    const std::string& name = argument.first;
-    const auto known = std::find_if(macro.parameters.begin(), macro.parameters.end(),
-                                    [&](const auto& each) { return each.first == name; });
-    const bool is_known = known != macro.parameters.end();
-    if (known - macro.parameters.begin() < std::ssize(arguments.values)) {
-      fail(fmt::format("macro '{}' is given '{}' twice", macro.name, printable(name)));
+  for (const auto& [name, value] : arguments.named) {
+    const auto position = std::ranges::find(macro.names, name) - macro.names.begin();
+    if (position < std::ssize(arguments.values)) {
+      fail(fmt::format("macro '{}' is given '{}' twice", macro.text, printable(name)));
     }
-    if (name == "caller" && !is_known) {
-      set("caller", argument.second);
-    } else if (!is_known) {
-      fail(fmt::format("macro '{}' takes no argument '{}'", macro.name, printable(name)));
+    if (position < count) continue;
+    if (name != "caller") {
+      fail(fmt::format("macro '{}' takes no argument '{}'", macro.text, printable(name)));
     }
+    set("caller", value);
   }
   const Restored none(filtered_, Value());
-  return text(captured(macro.body));
+  return text(captured(macro.bodies[0]));
 }
 
-struct Template::Tree {
-  std::string where;
-  Body body;
-  std::set<std::string> names;
-};
-
-Template::Template(std::string_view source, std::string where) {
-  Body body = parse(source, where);
-  std::set<std::string> names = names_in(source, where);
-  tree_ = std::make_unique<const Tree>(Tree{std::move(where), std::move(body), std::move(names)});
-}
-
-Template::Template(Template&&) noexcept = default;
-Template::~Template() = default;
+Template::Template(std::string_view source, std::string where)
+    : where_(std::move(where)), tree_(std::make_shared<const Tree>(parse(source, where_))) {}
 
 Rendered Template::render(const Variables& variables, Budget& budget) const {
-  return Interpreter(tree_->where, budget).run(tree_->body, variables);
+  return Interpreter(where_, budget).run(tree_->body, variables);
 }
 
 bool Template::uses(std::string_view name) const {
-  return tree_->names.contains(std::string(name));
+  return tree_->names.contains(name);
 }
 
 }  // namespace fp8train::jinja

@@ -1,11 +1,11 @@
 #pragma once
-// Walks the tree of a template.
+// Walks the tree of a template, and calls what its expressions name.
 
-#include <algorithm>
+#include <array>
 #include <cstdint>
-#include <iterator>
+#include <functional>
 #include <memory>
-#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,24 +17,61 @@
 
 namespace fp8train::jinja {
 
+class Interpreter;
+struct Call;
+
 /// Names and their values. Those of an inner scope hide those of the outer ones.
 struct Scope {
+  using NamedValue = std::pair<std::string_view, Value>;
   std::shared_ptr<Scope> parent;
-  std::vector<std::pair<std::string_view, Value>> names = {};
+  std::vector<NamedValue> names = {};
 
-  /// Here and in outer scopes. Adds the names that were looked at to `seen`.
-  const Value* find(std::string_view name, int64_t& seen) const;
   void set(std::string_view name, Value value);  ///< here
 };
 
-/// The arguments of a call, a filter or a test.
+/// A filter, a test, a method or a function, with the names of its parameters.
+struct Callable {
+  static constexpr std::string_view kAny = "*";  ///< as the first parameter: any arguments
+
+  std::string_view name;
+  Value (*function)(const Call& call);
+  std::array<std::string_view, 4> parameters = {};
+};
+using Callables = std::span<const Callable>;
+
+extern const Callables kValueFilters;  ///< filters.cpp
+extern const Callables kTextFilters;   ///< texts.cpp
+extern const Callables kListFilters;   ///< lists.cpp
+extern const Callables kTests;         ///< operators.cpp
+extern const Callables kFunctions;     ///< functions.cpp
+extern const Callables kLoopMethods;   ///< functions.cpp
+extern const Callables kTextMethods;   ///< texts.cpp
+extern const Callables kListMethods;   ///< lists.cpp
+extern const Callables kDictMethods;   ///< lists.cpp
+
+/// The arguments of a call, by position and by name.
 struct Arguments {
   std::vector<Value> values = {};
   std::vector<std::pair<std::string, Value>> named = {};
 
   /// The argument at this position or with this name; null where there is none.
   const Value* find(size_t position, std::string_view name) const;
-  bool flag(size_t position, std::string_view name, bool otherwise) const;
+};
+
+/// A call of a Callable. Parameters are counted from 0.
+struct Call {
+  Interpreter& run;
+  const Callable& callee;
+  const Value& self;  ///< the input of a filter or a test, the object of a method
+  const Arguments& arguments;
+
+  const Value* find(size_t parameter) const;   ///< null where it is not given
+  const Value* given(size_t parameter) const;  ///< null also where it is None
+  bool flag(size_t parameter) const;           ///< false where it is not given
+  int64_t integer(size_t parameter, int64_t otherwise) const;
+  // These throw where the argument is not given.
+  const Value& at(size_t parameter) const;
+  const Text& text(size_t parameter) const;
 };
 
 /// Expressions, blocks and macros are within each other at most this often.
@@ -51,11 +88,12 @@ class Interpreter : NotCopied {
   /// Throws DataError with file and line.
   [[noreturn]] void fail(const std::string& message) const;
   /// Takes from the budget.
-  void spend(int64_t steps, int64_t bytes);
+  void spend(int64_t steps, int64_t bytes = 0);
+  /// Calls `end` when the template has ended: for what may hold itself.
+  void at_end(std::function<void()> end);
 
   /// Makes values, which are taken from the budget.
   Value text(Text text);
-  Value text(std::string bytes) { return text(Text(std::move(bytes))); }
   Value list(std::vector<Value> items, List::Kind kind = List::Kind::list);
   Value dict(Dict dict);
   /// text_of(), taken from the budget.
@@ -67,15 +105,11 @@ class Interpreter : NotCopied {
   std::shared_ptr<const List> elements(const Value& value);
   Value call(const Value& callee, const Arguments& arguments);
   Value filter(std::string_view name, const Value& input, const Arguments& arguments);
-  bool test(std::string_view name, const Value& input, const Arguments& arguments);
-  /// a OP b for the operators of Compare.
+  Value test(std::string_view name, const Value& input, const Arguments& arguments);
+  /// a OP b for the operators of comparisons.
   bool compare(std::string_view op, const Value& a, const Value& b);
   /// a + b, and so on.
   Value binary(std::string_view op, const Value& a, const Value& b);
-  /// Returns a text for a message: printable, and cut.
-  static std::string shown(std::string_view text);
-  /// Throws where there are more arguments than `name` takes.
-  void require_at_most(const Arguments& arguments, size_t most, std::string_view name) const;
   /// Throws where `value` is undefined.
   const Value& defined(const Value& value) const;
   /// Returns the text of an argument; throws where it is none.
@@ -83,54 +117,30 @@ class Interpreter : NotCopied {
   int64_t integer_argument(const Value& value, std::string_view what) const;
 
  private:
-  static constexpr int64_t kBytesOfLasting = 256;  ///< of what lives to the end
   enum class Flow : uint8_t { next, breaks, continues };
 
-  Value evaluate(const Expression& expression);
-  Value evaluate(const Literal& node) { return node.value; }
-  Value evaluate(const Name& node);
-  Value evaluate(const Items& node);
-  Value evaluate(const Pairs& node);
-  Value evaluate(const Unary& node);
-  Value evaluate(const Binary& node);
-  Value evaluate(const Concat& node);
-  Value evaluate(const Compare& node);
-  Value evaluate(const Conditional& node);
-  Value evaluate(const Attribute& node) { return attribute(evaluate(*node.object), node.name); }
-  Value evaluate(const Item& node);
-  Value evaluate(const Slice& node);
-  Value evaluate(const Call& node);
-  Value evaluate(const Filter& node);
-  Value evaluate(const Test& node);
-  Arguments evaluate(const std::vector<Argument>& arguments);
+  Value evaluate(const Expression& node);
+  Value value_of(const Expression& node);
+  Value dict_of(const Expression& node);
+  Value signed_value(std::string_view sign, const Value& value);
+  Value compared(const Expression& node);
+  Value slice(const Expression& node);
+  std::vector<Value> values_of(const Expression& node);
+  Arguments arguments_of(const Expression& node);
   void require_levels(const Extent& extent) const;
-  std::optional<int64_t> bound(const ExpressionPtr& part);
+  Value invoke(const Callable& callee, const Value& self, const Arguments& arguments);
 
   Flow execute(const Body& body);
-  Flow execute(const Data& node) { return write(written(Value::text(node.text))); }
-  Flow execute(const Print& node) { return write(written(evaluate(*node.value))); }
-  Flow execute(const Set& node);
-  Flow execute(const SetBlock& node);
-  Flow execute(const For& node);
-  Flow execute(const If& node);
-  Flow execute(const Macro& node);
-  Flow execute(const CallBlock& node);
-  Flow execute(const With& node);
-  Flow execute(const FilterBlock& node);
-  Flow execute(const Generation& node);
-  Flow execute(const Break&) { return Flow::breaks; }
-  Flow execute(const Continue&) { return Flow::continues; }
-
+  Flow execute(const Statement& node);
+  Flow execute_loop(const Statement& node);
+  Flow execute_with(const Statement& node);
   Flow execute_apart(const Body& body);  ///< in a scope of its own
-  Flow write(const Text& text);
+  Flow write(const Value& value);
   void assign(const Target& target, const Value& value);
-  Value macro_of(const Macro& macro);
+  Value macro_of(const Statement& macro);
   Value call_macro(const Function& function, const Arguments& arguments);
-  Value range(const Arguments& arguments);
-  Value call_builtin(const Function& function, const Arguments& arguments);
-  Value call_loop(const Function& function, const Arguments& arguments);
-  Value loop_attribute(const std::shared_ptr<Loop>& loop, std::string_view name);
-  std::shared_ptr<const List> elements_that_fit(const For& node);
+  std::shared_ptr<const List> elements_that_fit(const Statement& node);
+  Value filtered(const Statement& node);  ///< the text of its body
   /// The text that a body writes, in a scope of its own.
   Text captured(const Body& body);
 
@@ -144,35 +154,11 @@ class Interpreter : NotCopied {
   int32_t line_ = 0;
   int32_t depth_ = 0;
   std::shared_ptr<Scope> scope_;
-  std::vector<std::shared_ptr<Scope>> macro_scopes_;  ///< scopes that macros were defined in
-  std::vector<std::shared_ptr<Namespace>> namespaces_;
-  std::vector<std::shared_ptr<Loop>> changed_loops_;  ///< on which changed() was called
-  Value filtered_;                                    ///< the text of a filter block
+  std::vector<std::function<void()>> ends_;
+  Value filtered_;  ///< the text of a filter block
   Text* out_ = nullptr;
   Text* whole_ = nullptr;
   std::vector<std::pair<size_t, size_t>> generations_;
 };
-
-/// The methods of texts, dictionaries and lists.
-bool has_method(const Value& object, std::string_view name);
-Value call_method(Interpreter& interpreter, const Value& self, const std::string& name,
-                  const Arguments& arguments);
-
-/// A filter, a method or a test.
-template <class Result>
-struct Entry {
-  std::string_view name;
-  Result (*function)(Interpreter&, const Value& input, const Arguments& arguments);
-  size_t max_arguments = 0;
-};
-// Null where there is none of this name.
-template <class Result, size_t size>
-const Entry<Result>* entry_in(const Entry<Result> (&table)[size], std::string_view name) {
-  const auto* const found = std::ranges::find(table, name, &Entry<Result>::name);
-  return found == std::end(table) ? nullptr : found;
-}
-const Entry<Value>* find_filter(std::string_view name);
-const Entry<Value>* find_list_filter(std::string_view name);  ///< of filters of lists alone
-const Entry<bool>* find_test(std::string_view name);
 
 }  // namespace fp8train::jinja

@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
-#include <optional>
 
 #include "base/error.h"
 #include "data/chat/jinja/text.h"
@@ -15,11 +13,14 @@
 namespace fp8train::jinja {
 namespace {
 
-bool is_name_start(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
-}
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
+}
+bool is_digit_or_mark(char c) {
+  return is_digit(c) || c == '_';
+}
+bool is_of_name(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || is_digit_or_mark(c);
 }
 
 std::string with_line_feeds(std::string_view source) {
@@ -51,7 +52,18 @@ class Lexer {
     throw ConfigError(fmt::format("{}:{}: {}", where_, line_, message));
   }
 
-  void add(TokenKind kind, std::string text) { tokens_.push_back({kind, std::move(text), line_}); }
+  void add(TokenKind kind, std::string_view text) {
+    tokens_.push_back({kind, std::string(text), line_});
+  }
+
+  /// The byte at an index of the rest, or 0.
+  char at(size_t index) const { return index < rest_.size() ? rest_[index] : '\0'; }
+
+  /// The index from `from` on of the first byte for which this does not hold.
+  size_t end_of(bool (*holds)(char), size_t from) const {
+    while (from < rest_.size() && holds(rest_[from])) ++from;
+    return from;
+  }
 
   std::string_view take(size_t count) {
     const std::string_view taken = rest_.substr(0, count);
@@ -60,42 +72,31 @@ class Lexer {
     return taken;
   }
   bool skip(std::string_view prefix) {
-    if (!rest_.starts_with(prefix)) return false;
-    take(prefix.size());
-    return true;
+    return rest_.starts_with(prefix) && (take(prefix.size()), true);
   }
   void skip_spaces() { take(tokenizers::spaces_at_start(rest_, is_python_space)); }
 
   /// Text up to the next mark, and that mark.
   void read_text() {
-    const size_t at = next_mark();
-    std::string_view text = rest_.substr(0, at);
-    if (at == rest_.size()) {
-      if (!text.empty()) add(TokenKind::data, std::string(text));
-      take(at);
+    size_t end = rest_.find('{');
+    while (end < rest_.size() && at(end + 1) != '{' && at(end + 1) != '%' && at(end + 1) != '#') {
+      end = rest_.find('{', end + 1);
+    }
+    if (end >= rest_.size()) {
+      add(TokenKind::data, rest_);
+      take(rest_.size());
       return;
     }
-    const char mark = rest_[at + 1];
-    const char control = at + 2 < rest_.size() ? rest_[at + 2] : ' ';
-    add_data(text, control, mark != '{');
-    take(at + 2);
-    if (control == '-' || control == '+') take(1);
+    const char mark = at(end + 1), control = at(end + 2);
+    add_data(rest_.substr(0, end), control, mark != '{');
+    take(end + (control == '-' || control == '+' ? 3 : 2));
     if (mark == '#') {
       read_comment();
     } else if (mark == '{') {
-      add(TokenKind::print_begin, "{{");
-      read_expression(TokenKind::print_end, "}}");
+      read_expression("{{", "}}");
     } else if (!read_raw()) {
-      add(TokenKind::block_begin, "{%");
-      read_expression(TokenKind::block_end, "%}");
+      read_expression("{%", "%}");
     }
-  }
-
-  size_t next_mark() const {
-    for (size_t at = rest_.find('{'); at != std::string_view::npos; at = rest_.find('{', at + 1)) {
-      if (at + 1 < rest_.size() && std::string_view("{%#").find(rest_[at + 1]) < 3) return at;
-    }
-    return rest_.size();
   }
 
   /// The text in front of a mark whose third byte is `control`.
@@ -103,31 +104,31 @@ class Lexer {
     if (control == '-') {
       text = text.substr(0, tokenizers::without_spaces_at_end(text, is_python_space));
     } else if (control != '+' && is_block) {
-      const size_t feed = text.rfind('\n');
-      const size_t line = feed == std::string_view::npos ? 0 : feed + 1;
-      const bool starts = feed != std::string_view::npos || at_line_start_;
+      const size_t line = text.rfind('\n') + 1;  // 0 where there is none
       const std::string_view indent = text.substr(line);
-      if (starts && tokenizers::spaces_at_start(indent, is_python_space) == indent.size()) {
+      if ((line > 0 || at_line_start_) &&
+          tokenizers::spaces_at_start(indent, is_python_space) == indent.size()) {
         text = text.substr(0, line);
       }
     }
-    if (!text.empty()) add(TokenKind::data, std::string(text));
+    if (!text.empty()) add(TokenKind::data, text);
   }
 
   /// Takes "%}" with what trim_blocks and a minus in front of it take. False if it is not next.
   bool skip_end(std::string_view end, bool trims) {
-    const size_t before = rest_.size();
-    const char* begin = rest_.data();
-    const bool minus = rest_.starts_with('-') && rest_.substr(1).starts_with(end);
-    const bool plus = trims && rest_.starts_with('+') && rest_.substr(1).starts_with(end);
-    if (minus || plus) take(1);
-    if (!skip(end)) return false;
-    if (minus) {
+    const char control = at(0);
+    const bool has_control = control == '-' || (control == '+' && trims);
+    const bool is_controlled = has_control && rest_.substr(1).starts_with(end);
+    if (!is_controlled && !rest_.starts_with(end)) return false;
+    std::string_view taken = rest_;
+    take(end.size() + (is_controlled ? 1 : 0));
+    if (is_controlled && control == '-') {
       skip_spaces();
-    } else if (trims && !plus) {
+    } else if (trims && !is_controlled) {
       skip("\n");
     }
-    at_line_start_ = begin[before - rest_.size() - 1] == '\n';
+    taken.remove_suffix(rest_.size());
+    at_line_start_ = taken.back() == '\n';
     return true;
   }
 
@@ -157,16 +158,15 @@ class Lexer {
   }
 
   void read_raw_text() {
-    for (size_t at = rest_.find("{%"); at != std::string_view::npos;
-         at = rest_.find("{%", at + 2)) {
-      const std::string_view text = rest_.substr(0, at);
-      std::string_view mark = rest_.substr(at + 2);
-      const char control = mark.empty() ? ' ' : mark.front();
-      if (control == '-' || control == '+') mark.remove_prefix(1);
+    for (size_t end = rest_.find("{%"); end != std::string_view::npos;
+         end = rest_.find("{%", end + 2)) {
+      const char control = at(end + 2);
+      std::string_view mark = rest_.substr(end + (control == '-' || control == '+' ? 3 : 2));
       mark.remove_prefix(tokenizers::spaces_at_start(mark, is_python_space));
       if (!mark.starts_with("endraw")) continue;
-      add_data(text, control, true);
-      take(rest_.size() - mark.size() + std::string_view("endraw").size());
+      add_data(rest_.substr(0, end), control, true);
+      take(rest_.size() - mark.size());
+      skip("endraw");
       skip_spaces();
       if (!skip_end("%}", true)) fail("'endraw' is not followed by %}");
       return;
@@ -175,21 +175,18 @@ class Lexer {
   }
 
   /// Tokens up to the end of a mark, which may not lie within brackets.
-  void read_expression(TokenKind end_kind, std::string_view end) {
+  void read_expression(std::string_view begin, std::string_view end) {
+    add(TokenKind::symbol, begin);
     std::string open;
     for (;;) {
       skip_spaces();
       if (rest_.empty()) fail(fmt::format("expected {}, found the template's end", end));
-      if (open.empty() && skip_end(end, end_kind == TokenKind::block_end)) {
-        add(end_kind, std::string(end));
-        return;
-      }
-      const char c = rest_.front();
-      if (is_name_start(c)) {
-        add(TokenKind::name, std::string(take(name_length())));
-      } else if (is_digit(c)) {
+      if (open.empty() && skip_end(end, end == "%}")) return add(TokenKind::symbol, end);
+      if (is_digit(at(0))) {
         read_number();
-      } else if (c == '\'' || c == '"') {
+      } else if (is_of_name(at(0))) {
+        add(TokenKind::name, take(end_of(is_of_name, 0)));
+      } else if (at(0) == '\'' || at(0) == '"') {
         read_string();
       } else {
         read_symbol(open);
@@ -197,48 +194,26 @@ class Lexer {
     }
   }
 
-  size_t name_length() const {
-    size_t length = 1;
-    while (length < rest_.size() && (is_name_start(rest_[length]) || is_digit(rest_[length]))) {
-      ++length;
-    }
-    return length;
-  }
-
   void read_number() {
-    size_t length = 0;
-    const auto digits = [&] {
-      while (length < rest_.size() && (is_digit(rest_[length]) || rest_[length] == '_')) ++length;
-    };
-    const auto digit_at = [&](size_t at) { return at < rest_.size() && is_digit(rest_[at]); };
-    digits();
-    bool is_real = false;
-    if (length < rest_.size() && rest_[length] == '.' && digit_at(length + 1)) {
-      is_real = true;
-      ++length;
-      digits();
+    const size_t whole = end_of(is_digit_or_mark, 0);
+    const bool has_point = at(whole) == '.' && is_digit(at(whole + 1));
+    size_t end = has_point ? end_of(is_digit_or_mark, whole + 1) : whole;
+    if (at(end) == 'e' || at(end) == 'E') {
+      const size_t digits = end + (at(end + 1) == '-' || at(end + 1) == '+' ? 2 : 1);
+      if (is_digit(at(digits))) end = end_of(is_digit_or_mark, digits);
     }
-    if (length < rest_.size() && (rest_[length] | 0x20) == 'e') {
-      const bool has_sign =
-          length + 1 < rest_.size() && (rest_[length + 1] == '-' || rest_[length + 1] == '+');
-      if (digit_at(length + (has_sign ? 2 : 1))) {
-        is_real = true;
-        length += has_sign ? 2 : 1;
-        digits();
-      }
-    }
-    std::string text(take(length));
+    std::string text(take(end));
     std::erase(text, '_');
-    add(is_real ? TokenKind::real : TokenKind::integer, std::move(text));
+    add(end == whole ? TokenKind::integer : TokenKind::real, text);
   }
 
   void read_symbol(std::string& open) {
-    constexpr std::array<std::string_view, 6> kPairs = {"//", "**", "==", "!=", ">=", "<="};
+    constexpr std::string_view kPairs[] = {"//", "**", "==", "!=", ">=", "<="};
     constexpr std::string_view kSingle = "+-/*%~[](){}<>=.:|,;", kOpen = "([{", kClose = ")]}";
     for (const std::string_view pair : kPairs) {
-      if (skip(pair)) return add(TokenKind::symbol, std::string(pair));
+      if (skip(pair)) return add(TokenKind::symbol, pair);
     }
-    const char c = rest_.front();
+    const char c = at(0);
     if (kSingle.find(c) == std::string_view::npos) {
       fail(fmt::format(
           "unexpected character '{}'",
@@ -253,29 +228,27 @@ class Lexer {
       }
       open.pop_back();
     }
-    add(TokenKind::symbol, std::string(take(1)));
+    add(TokenKind::symbol, take(1));
   }
 
   void read_string() {
-    const char quote = rest_.front();
     size_t end = 1;
-    while (end < rest_.size() && rest_[end] != quote) end += rest_[end] == '\\' ? 2 : 1;
+    while (end < rest_.size() && rest_[end] != rest_[0]) end += rest_[end] == '\\' ? 2 : 1;
     if (end >= rest_.size()) fail("a text in quotes has no end");
     const std::string_view text = rest_.substr(1, end - 1);
     std::string value;
-    for (size_t at = 0; at < text.size();) {
-      if (text[at] != '\\') {
-        value += text[at++];
+    for (size_t i = 0; i < text.size();) {
+      if (text[i] != '\\') {
+        value += text[i++];
       } else {
-        at += read_escape(text.substr(at), value);
+        i += read_escape(text.substr(i), value);
       }
     }
-    const int32_t line = line_;
+    add(TokenKind::string, value);
     take(end + 1);
-    tokens_.push_back({TokenKind::string, std::move(value), line});
   }
 
-  /// Appends what an escape of Python stands for; returns its length.
+  /// Appends the text of an escape of Python; returns its length.
   size_t read_escape(std::string_view text, std::string& value) const {
     constexpr std::string_view kLetters = "\\'\"abfnrtv", kValues = "\\'\"\a\b\f\n\r\t\v";
     const char c = text[1];
@@ -285,16 +258,14 @@ class Lexer {
     }
     if (c == '\n') return 2;  // the line continues
     if (c >= '0' && c <= '7') {
-      size_t length = 2;
-      while (length < 4 && length < text.size() && text[length] >= '0' && text[length] <= '7') {
-        ++length;
-      }
-      append_code(text.substr(1, length - 1), 8, value);
-      return length;
+      const size_t end = std::min({text.find_first_not_of("01234567", 1), text.size(), size_t{4}});
+      append_code(text.substr(1, end - 1), 8, value);
+      return end;
     }
     const size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
     if (digits > 0) {
-      append_code(text.substr(2, digits), 16, value, digits);
+      if (text.size() < digits + 2) refuse_code(text.substr(2));
+      append_code(text.substr(2, digits), 16, value);
       return 2 + digits;
     }
     if (c == 'N') fail("characters by name (\\N{...}) are not supported; write the character");
@@ -302,16 +273,16 @@ class Lexer {
     return 1;
   }
 
-  void append_code(std::string_view digits, int base, std::string& value, size_t wanted = 0) const {
+  void append_code(std::string_view digits, int base, std::string& value) const {
     uint32_t code = 0;
-    const auto [end, error] =
-        std::from_chars(digits.data(), digits.data() + digits.size(), code, base);
-    const bool whole = error == std::errc() && end == digits.data() + digits.size() &&
-                       (wanted == 0 || digits.size() == wanted);
-    if (!whole || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) {
-      fail(fmt::format("'{}' in a text is not the code of a character", printable(digits)));
-    }
+    const char* const end = digits.data() + digits.size();
+    const bool is_whole = std::from_chars(digits.data(), end, code, base).ptr == end;
+    if (!is_whole || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) refuse_code(digits);
     tokenizers::append_utf8(value, code);
+  }
+
+  [[noreturn]] void refuse_code(std::string_view digits) const {
+    fail(fmt::format("'{}' in a text is not the code of a character", printable(digits)));
   }
 
   const std::string& where_;
@@ -327,35 +298,6 @@ class Lexer {
 std::vector<Token> tokens_of(std::string_view source, const std::string& where) {
   if (!is_utf8(source)) throw ConfigError(where + ": not UTF-8");
   return Lexer(source, where).run();
-}
-
-void TokenReader::fail_at(int32_t line, const std::string& message) const {
-  throw ConfigError(fmt::format("{}:{}: {}", where_, line, message));
-}
-
-void TokenReader::fail(const std::string& message) const {
-  const std::string found = is(TokenKind::end)
-                                ? "the template's end"
-                                : fmt::format("'{}'", printable(now().text.substr(0, 40)));
-  fail_at(line(), fmt::format("{}, found {}", message, found));
-}
-
-void TokenReader::expect_symbol(std::string_view text) {
-  if (!skip_symbol(text)) fail(fmt::format("expected '{}'", text));
-}
-
-void TokenReader::expect_name(std::string_view text) {
-  if (!skip_name(text)) fail(fmt::format("expected '{}'", text));
-}
-
-std::string TokenReader::expect_any_name(std::string_view what) {
-  if (!is(TokenKind::name)) fail(fmt::format("expected {}", what));
-  return take().text;
-}
-
-void TokenReader::expect_block_end() {
-  if (!is(TokenKind::block_end)) fail("expected %}");
-  take();
 }
 
 }  // namespace fp8train::jinja

@@ -13,36 +13,27 @@
 namespace fp8train::jinja {
 namespace {
 
-/// Rounds down, as Python's // does.
-int64_t floor_divided(int64_t a, int64_t b) {
-  const int64_t quotient = a / b;
-  return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
-}
-
-/// a to the power of b >= 0; nothing where it has more than 64 bits.
-std::optional<int64_t> power(int64_t a, int64_t b) {
-  int64_t result = 1;
-  if (a == 0 || a == 1) return b == 0 ? 1 : a;
-  if (a == -1) return b % 2 == 0 ? 1 : -1;
-  for (; b > 0; --b) {
-    if (__builtin_mul_overflow(result, a, &result)) return std::nullopt;
-  }
-  return result;
-}
-
-/// Nothing where the result has more than 64 bits, or is no integer.
+/// Nothing where the result has more than 64 bits. `b` is not 0 for // and %, nor below 0 for **.
 std::optional<int64_t> of_integers(std::string_view op, int64_t a, int64_t b) {
-  int64_t result = 0;
-  if (op == "+")
-    return __builtin_add_overflow(a, b, &result) ? std::nullopt : std::optional(result);
-  if (op == "-")
-    return __builtin_sub_overflow(a, b, &result) ? std::nullopt : std::optional(result);
-  if (op == "*")
-    return __builtin_mul_overflow(a, b, &result) ? std::nullopt : std::optional(result);
-  if (op == "**") return power(a, b);
-  if (a == INT64_MIN && b == -1) return op == "%" ? std::optional<int64_t>(0) : std::nullopt;
-  if (op == "//") return floor_divided(a, b);
-  return a - floor_divided(a, b) * b;
+  __int128 result = a;
+  if (op == "+") {
+    result += b;
+  } else if (op == "-") {
+    result -= b;
+  } else if (op == "*") {
+    result *= b;
+  } else if (op == "**") {
+    const bool repeats = a >= -1 && a <= 1 && b > 3;  // 2 gives what even numbers give, 3 odd ones
+    const int64_t times = repeats ? 2 + b % 2 : b;
+    result = 1;
+    for (int64_t i = 0; i < times && result == static_cast<int64_t>(result); ++i) result *= a;
+  } else {
+    const __int128 rest = result % b;
+    const bool rounds_down = rest != 0 && (rest < 0) != (b < 0);  // as Python does
+    result = op == "%" ? rest + (rounds_down ? b : 0) : result / b - (rounds_down ? 1 : 0);
+  }
+  if (result != static_cast<int64_t>(result)) return std::nullopt;
+  return static_cast<int64_t>(result);
 }
 
 double of_reals(std::string_view op, double a, double b) {
@@ -89,15 +80,15 @@ Value repeat(Interpreter& interpreter, const Value& value, int64_t times) {
 bool holds(Interpreter& interpreter, const Value& whole, const Value& part) {
   if (const Text* text = whole.as_text()) {
     const Text& wanted = interpreter.text_argument(part, "'in' a text");
-    interpreter.spend(extent_of(whole).size, 0);
+    interpreter.spend(extent_of(whole).size);
     return find_in(text->bytes, wanted.bytes, 0) != std::string::npos;
   }
   if (const Dict* dict = whole.as_dict()) {
-    interpreter.spend(std::ssize(dict->entries) / 8 + extent_of(part).size, 0);
+    interpreter.spend(std::ssize(dict->entries) / 8 + extent_of(part).size);
     return dict->find(part) != nullptr;
   }
   const auto items = interpreter.elements(whole);
-  interpreter.spend(items->extent.size, 0);
+  interpreter.spend(items->extent.size);
   return std::any_of(items->items.begin(), items->items.end(),
                      [&](const Value& item) { return equal(item, part); });
 }
@@ -137,7 +128,7 @@ Value Interpreter::binary(std::string_view op, const Value& a, const Value& b) {
 }
 
 bool Interpreter::compare(std::string_view op, const Value& a, const Value& b) {
-  spend(std::min(extent_of(a).size, extent_of(b).size), 0);
+  spend(std::min(extent_of(a).size, extent_of(b).size));
   if (op == "==") return equal(a, b);
   if (op == "!=") return !equal(a, b);
   if (op == "in") return holds(*this, b, a);
@@ -152,50 +143,36 @@ bool Interpreter::compare(std::string_view op, const Value& a, const Value& b) {
 namespace tests {
 namespace {
 
-const Value& other(Interpreter& interpreter, const Arguments& arguments) {
-  const Value* value = arguments.find(0, "other");
-  if (value == nullptr) interpreter.fail("a test lacks its argument");
-  return *value;
-}
-
-template <char first, char second = 0>
-bool compares(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
-  constexpr char kOperator[] = {first, second, 0};
-  return interpreter.compare(kOperator, input, other(interpreter, arguments));
-}
-
-bool in(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
-  return interpreter.compare("in", input, other(interpreter, arguments));
-}
-
-int64_t rest(Interpreter& interpreter, const Value& input, int64_t divisor) {
-  if (divisor == 0) interpreter.fail("division by zero");
-  return divisor == -1 ? 0 : interpreter.integer_argument(input, "a test of numbers") % divisor;
-}
-
-bool divisible(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
-  return rest(interpreter, input,
-              interpreter.integer_argument(other(interpreter, arguments), "divisibleby")) == 0;
-}
-bool odd(Interpreter& interpreter, const Value& input, const Arguments& /*arguments*/) {
-  return rest(interpreter, input, 2) != 0;
-}
-bool even(Interpreter& interpreter, const Value& input, const Arguments& /*arguments*/) {
-  return rest(interpreter, input, 2) == 0;
-}
-
-bool is_lower(Interpreter& /*interpreter*/, const Value& input, const Arguments& /*arguments*/) {
-  const std::string text = text_of(input).bytes;
-  return text != upper(text) && text == lower(text);
-}
-bool is_upper(Interpreter& /*interpreter*/, const Value& input, const Arguments& /*arguments*/) {
-  const std::string text = text_of(input).bytes;
-  return text != lower(text) && text == upper(text);
-}
-
 template <bool (*holds)(const Value&)>
-bool of_value(Interpreter& /*interpreter*/, const Value& input, const Arguments& /*arguments*/) {
-  return holds(input);
+Value is(const Call& call) {
+  return Value(holds(call.self));
+}
+
+/// The tests that are operators.
+template <char first, char second = 0>
+Value compares(const Call& call) {
+  constexpr char kOperator[] = {first, second, 0};
+  return Value(call.run.compare(kOperator, call.self, call.at(0)));
+}
+
+template <bool wanted>
+Value is_odd(const Call& call) {
+  const int64_t number = call.run.integer_argument(call.self, "a test of numbers");
+  return Value((number % 2 != 0) == wanted);
+}
+
+Value divides(const Call& call) {
+  const int64_t divisor = call.run.integer_argument(call.at(0), "divisibleby");
+  if (divisor == 0) call.run.fail("division by zero");
+  const int64_t number = call.run.integer_argument(call.self, "a test of numbers");
+  return Value(divisor == -1 || number % divisor == 0);
+}
+
+/// As Python's islower() and isupper(): a text that has letters with another case.
+template <std::string (*change)(std::string_view), std::string (*change_back)(std::string_view)>
+Value is_in_case(const Call& call) {
+  const std::string text = text_of(call.self).bytes;
+  return Value(text != change_back(text) && text == change(text));
 }
 
 bool is_ordered(const Value& value) {
@@ -204,51 +181,49 @@ bool is_ordered(const Value& value) {
   return value.as_text() != nullptr || value.as_dict() != nullptr || value.is_undefined();
 }
 
-constexpr Entry<bool> kTests[] = {
-    {"defined", of_value<[](const Value& v) { return !v.is_undefined(); }>},
-    {"undefined", of_value<[](const Value& v) { return v.is_undefined(); }>},
-    {"none", of_value<[](const Value& v) { return v.is_none(); }>},
-    {"boolean", of_value<[](const Value& v) { return v.get<bool>() != nullptr; }>},
-    {"true", of_value<[](const Value& v) { return v.get<bool>() != nullptr && v.is_true(); }>},
-    {"false", of_value<[](const Value& v) { return v.get<bool>() != nullptr && !v.is_true(); }>},
-    {"integer", of_value<[](const Value& v) { return v.get<int64_t>() != nullptr; }>},
-    {"float", of_value<[](const Value& v) { return v.get<double>() != nullptr; }>},
-    {"number", of_value<[](const Value& v) { return v.is_number(); }>},
-    {"string", of_value<[](const Value& v) { return v.as_text() != nullptr; }>},
-    {"mapping", of_value<[](const Value& v) { return v.as_dict() != nullptr; }>},
-    {"sequence", of_value<is_ordered>},
-    {"iterable", of_value<[](const Value& v) { return is_ordered(v) || v.as_list() != nullptr; }>},
-    {"callable", of_value<[](const Value& v) {
+constexpr Callable kTests[] = {
+    {"defined", is<[](const Value& v) { return !v.is_undefined(); }>},
+    {"undefined", is<[](const Value& v) { return v.is_undefined(); }>},
+    {"none", is<[](const Value& v) { return v.is_none(); }>},
+    {"boolean", is<[](const Value& v) { return v.get<bool>() != nullptr; }>},
+    {"true", is<[](const Value& v) { return v.get<bool>() != nullptr && v.is_true(); }>},
+    {"false", is<[](const Value& v) { return v.get<bool>() != nullptr && !v.is_true(); }>},
+    {"integer", is<[](const Value& v) { return v.get<int64_t>() != nullptr; }>},
+    {"float", is<[](const Value& v) { return v.get<double>() != nullptr; }>},
+    {"number", is<[](const Value& v) { return v.is_number(); }>},
+    {"string", is<[](const Value& v) { return v.as_text() != nullptr; }>},
+    {"mapping", is<[](const Value& v) { return v.as_dict() != nullptr; }>},
+    {"sequence", is<is_ordered>},
+    {"iterable", is<[](const Value& v) { return is_ordered(v) || v.as_list() != nullptr; }>},
+    {"callable", is<[](const Value& v) {
        return v.is_undefined() || v.get<std::shared_ptr<const Function>>() != nullptr;
      }>},
-    {"odd", odd},
-    {"even", even},
-    {"divisibleby", divisible},
-    {"lower", is_lower},
-    {"upper", is_upper},
-    {"in", in},
-    {"eq", compares<'=', '='>},
-    {"equalto", compares<'=', '='>},
-    {"==", compares<'=', '='>},
-    {"ne", compares<'!', '='>},
-    {"!=", compares<'!', '='>},
-    {"lt", compares<'<'>},
-    {"lessthan", compares<'<'>},
-    {"<", compares<'<'>},
-    {"le", compares<'<', '='>},
-    {"<=", compares<'<', '='>},
-    {"gt", compares<'>'>},
-    {"greaterthan", compares<'>'>},
-    {">", compares<'>'>},
-    {"ge", compares<'>', '='>},
-    {">=", compares<'>', '='>},
+    {"odd", is_odd<true>},
+    {"even", is_odd<false>},
+    {"divisibleby", divides, {"num"}},
+    {"lower", is_in_case<lower, upper>},
+    {"upper", is_in_case<upper, lower>},
+    {"in", compares<'i', 'n'>, {"seq"}},
+    {"eq", compares<'=', '='>, {"other"}},
+    {"equalto", compares<'=', '='>, {"other"}},
+    {"==", compares<'=', '='>, {"other"}},
+    {"ne", compares<'!', '='>, {"other"}},
+    {"!=", compares<'!', '='>, {"other"}},
+    {"lt", compares<'<'>, {"other"}},
+    {"lessthan", compares<'<'>, {"other"}},
+    {"<", compares<'<'>, {"other"}},
+    {"le", compares<'<', '='>, {"other"}},
+    {"<=", compares<'<', '='>, {"other"}},
+    {"gt", compares<'>'>, {"other"}},
+    {"greaterthan", compares<'>'>, {"other"}},
+    {">", compares<'>'>, {"other"}},
+    {"ge", compares<'>', '='>, {"other"}},
+    {">=", compares<'>', '='>, {"other"}},
 };
 
 }  // namespace
 }  // namespace tests
 
-const Entry<bool>* find_test(std::string_view name) {
-  return entry_in(tests::kTests, name);
-}
+constinit const Callables kTests = tests::kTests;
 
 }  // namespace fp8train::jinja

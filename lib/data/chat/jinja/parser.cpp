@@ -1,12 +1,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 
 #include "base/error.h"
 #include "data/chat/jinja/ast.h"
 #include "data/chat/jinja/lexer.h"
+#include "data/utf8.h"
 
 namespace fp8train::jinja {
 namespace {
@@ -16,444 +18,423 @@ constexpr int32_t kMaxDepth = 100;
 
 using Names = std::initializer_list<std::string_view>;
 
-/// The levels of what a node is made of.
-struct Deepest {
-  int32_t depth = 0;
-
-  void see(const ExpressionPtr& part) {
-    if (part) depth = std::max(depth, part->depth);
-  }
-  void see(const std::vector<Argument>& arguments) {
-    for (const Argument& argument : arguments) see(argument.value);
-  }
-  void operator()(const Literal&) {}
-  void operator()(const Name&) {}
-  void operator()(const Items& node) {
-    for (const ExpressionPtr& item : node.items) see(item);
-  }
-  void operator()(const Pairs& node) {
-    for (const auto& [key, value] : node.pairs) see(key), see(value);
-  }
-  void operator()(const Unary& node) { see(node.operand); }
-  void operator()(const Binary& node) { see(node.left), see(node.right); }
-  void operator()(const Concat& node) {
-    for (const ExpressionPtr& part : node.parts) see(part);
-  }
-  void operator()(const Compare& node) {
-    see(node.first);
-    for (const auto& [op, part] : node.rest) see(part);
-  }
-  void operator()(const Conditional& node) {
-    see(node.condition), see(node.value), see(node.otherwise);
-  }
-  void operator()(const Attribute& node) { see(node.object); }
-  void operator()(const Item& node) { see(node.object), see(node.index); }
-  void operator()(const Slice& node) {
-    see(node.object), see(node.begin), see(node.end), see(node.step);
-  }
-  void operator()(const Call& node) { see(node.callee), see(node.arguments); }
-  void operator()(const Filter& node) { see(node.input), see(node.arguments); }
-  void operator()(const Test& node) { see(node.input), see(node.arguments); }
-};
-
-bool is_one_of(std::string_view text, std::initializer_list<std::string_view> all) {
+bool is_one_of(std::string_view text, Names all) {
   return std::find(all.begin(), all.end(), text) != all.end();
 }
+
+/// Operators of one rank, and what they make.
+struct Rank {
+  Form form = Form::either;
+  std::array<std::string_view, 8> operators;
+};
+/// From those that bind least on.
+constexpr Rank kRanks[] = {
+    {Form::either, {"or"}},
+    {Form::both, {"and"}},
+    {Form::negation, {"not"}},
+    {Form::compare, {"==", "!=", "<", "<=", ">", ">=", "in", "not in"}},
+    {Form::arithmetic, {"+", "-"}},
+    {Form::concat, {"~"}},
+    {Form::arithmetic, {"*", "/", "//", "%"}},
+    {Form::arithmetic, {"**"}},
+};
 
 /// Reads statements and their expressions.
 class Parser {
  public:
-  explicit Parser(TokenReader reader) : reader_(std::move(reader)) {}
+  Parser(std::string_view source, const std::string& where)
+      : tokens_(tokens_of(source, where)), where_(where) {}
 
-  Body run() {
-    Body body = read_body({});
-    if (!reader_.is(TokenKind::end)) reader_.fail("expected a statement");
-    return body;
+  Tree run() {
+    Tree tree;
+    for (const Token& token : tokens_) {
+      if (token.kind == TokenKind::name) tree.names.insert(token.text);
+    }
+    tree.body = read_body({});
+    return tree;
   }
 
  private:
+  const Token& now() const { return tokens_[at_]; }
+  const Token& after() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
+  int32_t line() const { return now().line; }
+  Token take() { return at_ + 1 < tokens_.size() ? tokens_[at_++] : tokens_[at_]; }
+
+  bool is(TokenKind kind) const { return now().kind == kind; }
+  static bool has_text(const Token& token, std::string_view text) {
+    return (token.kind == TokenKind::name || token.kind == TokenKind::symbol) && token.text == text;
+  }
+  /// Whether this name or symbol is next.
+  bool is(std::string_view text) const { return has_text(now(), text); }
+  bool skip(std::string_view text) { return is(text) && (take(), true); }
+  void expect(std::string_view text) {
+    if (!skip(text)) fail(fmt::format("expected '{}'", text));
+  }
+  std::string expect_name(std::string_view what) {
+    if (!is(TokenKind::name)) fail(fmt::format("expected {}", what));
+    return take().text;
+  }
+
+  [[noreturn]] void fail_at(int32_t line, const std::string& message) const {
+    throw ConfigError(fmt::format("{}:{}: {}", where_, line, message));
+  }
+  [[noreturn]] void fail(const std::string& message) const {
+    fail_at(line(), fmt::format("{}, found {}", message,
+                                is(TokenKind::end)
+                                    ? "the template's end"
+                                    : fmt::format("'{}'", printable(now().text.substr(0, 40)))));
+  }
+
   /// Up to the template's end, or a block that begins with one of `ends`, of which only {% is read.
   Body read_body(Names ends) {
     if (++depth_ > kMaxDepth) {
-      reader_.fail_at(reader_.line(), fmt::format("more than {} blocks in each other", kMaxDepth));
+      fail_at(line(), fmt::format("more than {} blocks in each other", kMaxDepth));
     }
     Body body;
-    while (!reader_.is(TokenKind::end)) {
-      const int32_t line = reader_.line();
-      const Token token = reader_.take();
+    while (!is(TokenKind::end)) {
+      const Token token = take();
       if (token.kind == TokenKind::data) {
-        body.push_back({Data{token.text}, line});
-      } else if (token.kind == TokenKind::print_begin) {
-        body.push_back({Print{tuple()}, line});
-        if (!reader_.is(TokenKind::print_end)) reader_.fail("expected }}");
-        reader_.take();
+        body.push_back({StatementForm::data, token.line, token.text});
+      } else if (token.text == "{{") {
+        body.push_back({StatementForm::print, token.line});
+        body.back().parts.push_back(tuple());
+        expect("}}");
+      } else if (is(TokenKind::name) && is_one_of(now().text, ends)) {
+        break;
       } else {
-        const bool is_end = std::any_of(ends.begin(), ends.end(),
-                                        [&](std::string_view end) { return reader_.is_name(end); });
-        if (is_end) break;
-        body.push_back(read_statement(line));
+        body.push_back(read_statement(token.line));
       }
     }
-    if (ends.size() > 0 && reader_.is(TokenKind::end)) {
-      reader_.fail(fmt::format("expected {{% {} %}}", *(ends.end() - 1)));
+    if (ends.size() > 0 && is(TokenKind::end)) {
+      fail(fmt::format("expected {{% {} %}}", *(ends.end() - 1)));
     }
     --depth_;
     return body;
   }
 
-  /// Up to {% end %}, which is read.
-  Body read_body_to(std::string_view end) {
-    reader_.expect_block_end();
-    Body body = read_body({end});
-    reader_.expect_name(end);
-    reader_.expect_block_end();
-    return body;
+  /// Behind a name: the end of its mark, and the body up to one of `ends`.
+  void read_block(Statement& node, Names ends) {
+    expect("%}");
+    node.bodies.push_back(read_body(ends));
+  }
+  void expect_end(std::string_view end) {
+    expect(end);
+    expect("%}");
   }
 
   Statement read_statement(int32_t line) {
-    const std::string name = reader_.expect_any_name("the name of a statement");
-    if (name == "for") return {read_for(), line};
-    if (name == "if") return {read_if(), line};
-    if (name == "set") return read_set(line);
-    if (name == "macro") return {read_macro(), line};
-    if (name == "call") return {read_call(), line};
-    if (name == "with") return {read_with(), line};
-    if (name == "generation") return {Generation{read_body_to("endgeneration")}, line};
-    if (name == "filter") {
-      ExpressionPtr filter = block_filter();
-      return {FilterBlock{std::move(filter), read_body_to("endfilter")}, line};
+    struct Known {
+      std::string_view name;
+      StatementForm form;
+      void (Parser::*read)(Statement&);
+      std::string_view end = {};  ///< of the body that follows
+    };
+    static constexpr Known kStatements[] = {
+        {"for", StatementForm::loop, &Parser::read_for},
+        {"if", StatementForm::choice, &Parser::read_if},
+        {"set", StatementForm::set, &Parser::read_set},
+        {"macro", StatementForm::macro, &Parser::read_macro, "endmacro"},
+        {"call", StatementForm::call, &Parser::read_call, "endcall"},
+        {"with", StatementForm::with, &Parser::read_with, "endwith"},
+        {"filter", StatementForm::filter, &Parser::read_block_filter, "endfilter"},
+        {"generation", StatementForm::generation, nullptr, "endgeneration"},
+        {"break", StatementForm::breaks, &Parser::read_jump},
+        {"continue", StatementForm::continues, &Parser::read_jump},
+    };
+    std::string name = expect_name("the name of a statement");
+    const auto* const known = std::ranges::find(kStatements, name, &Known::name);
+    if (known == std::end(kStatements)) {
+      if (name.starts_with("end") || name == "else" || name == "elif") {
+        fail_at(line, fmt::format("unexpected '{}'", name));
+      }
+      fail_at(line, fmt::format("the statement '{}' is not supported", name));
     }
-    if (name == "break" || name == "continue") {
-      if (loops_ == 0) reader_.fail_at(line, fmt::format("'{}' outside of a for", name));
-      reader_.expect_block_end();
-      return name == "break" ? Statement{Break{}, line} : Statement{Continue{}, line};
-    }
-    if (name.starts_with("end") || name == "else" || name == "elif") {
-      reader_.fail_at(line, fmt::format("unexpected '{}'", name));
-    }
-    reader_.fail_at(line, fmt::format("the statement '{}' is not supported", name));
+    Statement node{known->form, line, std::move(name)};
+    if (known->read != nullptr) (this->*known->read)(node);
+    const bool is_macro = known->form == StatementForm::macro || known->form == StatementForm::call;
+    const int32_t loops = is_macro ? std::exchange(loops_, 0) : loops_;
+    if (!known->end.empty()) read_body_to(node, known->end);
+    loops_ = loops;
+    return node;
   }
+
+  void read_body_to(Statement& node, std::string_view end) {
+    read_block(node, {end});
+    expect_end(end);
+  }
+
+  void read_jump(Statement& node) {
+    if (loops_ == 0) fail_at(node.line, fmt::format("'{}' outside of a for", node.text));
+    expect("%}");
+  }
+
+  void read_block_filter(Statement& node) { node.parts.push_back(block_filter()); }
 
   /// x, or x, y, or (x, y), or namespace.x.
   Target read_target(bool takes_attribute) {
     Target target;
-    const bool in_parentheses = reader_.skip_symbol("(");
+    const bool in_parentheses = skip("(");
     do {
-      for (const char* constant : {"true", "false", "none", "True", "False", "None"}) {
-        if (reader_.is_name(constant)) reader_.fail("expected a name to assign to");
+      if (is(TokenKind::name) &&
+          is_one_of(now().text, {"true", "false", "none", "True", "False", "None"})) {
+        fail("expected a name to assign to");
       }
-      target.names.push_back(reader_.expect_any_name("a name to assign to"));
-      if (takes_attribute && target.names.size() == 1 && reader_.skip_symbol(".")) {
-        target.attribute = reader_.expect_any_name("the name of an attribute");
+      target.names.push_back(expect_name("a name to assign to"));
+      if (takes_attribute && target.names.size() == 1 && skip(".")) {
+        target.attribute = expect_name("the name of an attribute");
         return target;
       }
-      if (!reader_.skip_symbol(",")) break;
+      if (!skip(",")) break;
       target.is_tuple = true;
-    } while (reader_.is(TokenKind::name) && !reader_.is_name("in"));
-    if (in_parentheses) reader_.expect_symbol(")");
+    } while (is(TokenKind::name) && !is("in"));
+    if (in_parentheses) expect(")");
     return target;
   }
 
-  For read_for() {
-    For loop;
-    loop.target = read_target(false);
-    reader_.expect_name("in");
-    loop.items = tuple(false);
-    if (reader_.skip_name("if")) loop.condition = expression();
-    if (reader_.is_name("recursive")) reader_.fail("a recursive for is not supported");
-    reader_.expect_block_end();
+  void read_for(Statement& node) {
+    node.targets.push_back(read_target(false));
+    expect("in");
+    node.parts.push_back(tuple(false));
+    node.parts.push_back(skip("if") ? expression() : nullptr);
+    if (is("recursive")) fail("a recursive for is not supported");
     ++loops_;
-    loop.body = read_body({"else", "endfor"});
+    read_block(node, {"else", "endfor"});
     --loops_;
-    if (reader_.skip_name("else")) {
-      reader_.expect_block_end();
-      loop.otherwise = read_body({"endfor"});
-    }
-    reader_.expect_name("endfor");
-    reader_.expect_block_end();
-    return loop;
+    read_otherwise(node, "endfor");
   }
 
-  If read_if() {
-    If node;
+  void read_if(Statement& node) {
     do {
-      ExpressionPtr condition = tuple();
-      reader_.expect_block_end();
-      Body body = read_body({"elif", "else", "endif"});
-      node.branches.emplace_back(std::move(condition), std::move(body));
-    } while (reader_.skip_name("elif"));
-    if (reader_.skip_name("else")) {
-      reader_.expect_block_end();
-      node.otherwise = read_body({"endif"});
-    }
-    reader_.expect_name("endif");
-    reader_.expect_block_end();
-    return node;
+      node.parts.push_back(tuple());
+      read_block(node, {"elif", "else", "endif"});
+    } while (skip("elif"));
+    read_otherwise(node, "endif");
   }
 
-  Statement read_set(int32_t line) {
-    Target target = read_target(true);
-    if (reader_.skip_symbol("=")) {
-      Set set{std::move(target), tuple()};
-      reader_.expect_block_end();
-      return {std::move(set), line};
+  void read_otherwise(Statement& node, std::string_view end) {
+    if (skip("else")) {
+      read_block(node, {end});
+    } else {
+      node.bodies.emplace_back();
     }
-    ExpressionPtr filter = reader_.skip_symbol("|") ? block_filter() : nullptr;
-    return {SetBlock{std::move(target), std::move(filter), read_body_to("endset")}, line};
+    expect_end(end);
+  }
+
+  void read_set(Statement& node) {
+    node.targets.push_back(read_target(true));
+    if (skip("=")) {
+      node.parts.push_back(tuple());
+      expect("%}");
+      return;
+    }
+    node.form = StatementForm::set_block;
+    node.parts.push_back(skip("|") ? block_filter() : nullptr);
+    read_body_to(node, "endset");
   }
 
   /// (a, b=1); nothing where there are no parentheses.
-  std::vector<std::pair<std::string, ExpressionPtr>> read_parameters() {
-    std::vector<std::pair<std::string, ExpressionPtr>> parameters;
-    if (!reader_.skip_symbol("(")) return parameters;
-    while (!reader_.is_symbol(")")) {
-      if (!parameters.empty()) reader_.expect_symbol(",");
-      std::string name = reader_.expect_any_name("the name of a parameter");
-      ExpressionPtr value = reader_.skip_symbol("=") ? expression() : nullptr;
-      if (!value && !parameters.empty() && parameters.back().second) {
-        reader_.fail("a parameter without a default follows one with a default");
+  void read_parameters(Statement& node) {
+    if (!skip("(")) return;
+    while (!is(")")) {
+      if (!node.names.empty()) expect(",");
+      node.names.push_back(expect_name("the name of a parameter"));
+      ExpressionPtr value = skip("=") ? expression() : nullptr;
+      if (!value && !node.parts.empty() && node.parts.back()) {
+        fail("a parameter without a default follows one with a default");
       }
-      parameters.emplace_back(std::move(name), std::move(value));
+      node.parts.push_back(std::move(value));
     }
-    reader_.expect_symbol(")");
-    return parameters;
+    expect(")");
   }
 
-  /// The body of a macro is in no loop.
-  Macro read_macro_body(Macro macro, std::string_view end) {
-    const int32_t loops = std::exchange(loops_, 0);
-    macro.body = read_body_to(end);
-    loops_ = loops;
-    return macro;
+  void read_macro(Statement& node) {
+    node.text = expect_name("the name of a macro");
+    if (!is("(")) fail("expected '('");
+    read_parameters(node);
   }
 
-  Macro read_macro() {
-    Macro macro{reader_.expect_any_name("the name of a macro"), {}, {}};
-    if (!reader_.is_symbol("(")) reader_.fail("expected '('");
-    macro.parameters = read_parameters();
-    return read_macro_body(std::move(macro), "endmacro");
-  }
-
-  CallBlock read_call() {
-    Macro caller{"caller", read_parameters(), {}};
+  void read_call(Statement& node) {
+    node.text = "caller";
+    read_parameters(node);
     ExpressionPtr call = expression();
-    if (!std::holds_alternative<Call>(call->node)) reader_.fail("expected a call");
-    Macro whole = read_macro_body(std::move(caller), "endcall");
-    return {std::make_unique<const Macro>(std::move(whole)), std::move(call)};
+    if (call->form != Form::call) fail("expected a call");
+    node.parts.push_back(std::move(call));
   }
 
-  With read_with() {
-    With node;
-    while (!reader_.is(TokenKind::block_end)) {
-      if (!node.values.empty()) reader_.expect_symbol(",");
-      Target target = read_target(false);
-      reader_.expect_symbol("=");
-      node.values.emplace_back(std::move(target), expression());
+  void read_with(Statement& node) {
+    while (!is("%}")) {
+      if (!node.targets.empty()) expect(",");
+      node.targets.push_back(read_target(false));
+      expect("=");
+      node.parts.push_back(expression());
     }
-    node.body = read_body_to("endwith");
-    return node;
   }
 
-  ExpressionPtr make(Expression::Node node, int32_t line) const {
-    Deepest deepest;
-    std::visit(deepest, node);
-    if (deepest.depth >= kMaxDepth) {
-      reader_.fail_at(line, fmt::format("an expression has more than {} levels", kMaxDepth));
-    }
-    return std::make_unique<const Expression>(Expression{std::move(node), line, deepest.depth + 1});
+  ExpressionPtr made(Expression node) const {
+    int32_t depth = 0;
+    for (const ExpressionPtr& part : node.parts) depth = std::max(depth, part ? part->depth : 0);
+    if (depth >= kMaxDepth) refuse_levels(node.line);
+    node.depth = depth + 1;
+    return std::make_unique<const Expression>(std::move(node));
+  }
+  [[noreturn]] void refuse_levels(int32_t line) const {
+    fail_at(line, fmt::format("an expression has more than {} levels", kMaxDepth));
+  }
+
+  template <typename... Parts>
+  ExpressionPtr make(Form form, int32_t line, std::string text, Parts... parts) const {
+    Expression node{form, line, std::move(text)};
+    (node.parts.push_back(std::move(parts)), ...);
+    return made(std::move(node));
+  }
+  static ExpressionPtr literal(Value value, int32_t line) {
+    return std::make_unique<const Expression>(
+        Expression{.form = Form::literal, .line = line, .value = std::move(value)});
   }
 
   /// An expression; `takes_if` false: up to an "if" that belongs to a statement.
   ExpressionPtr expression(bool takes_if = true) {
-    if (++levels_ > kMaxDepth) {
-      reader_.fail_at(reader_.line(),
-                      fmt::format("an expression has more than {} levels", kMaxDepth));
-    }
-    const int32_t line = reader_.line();
-    ExpressionPtr value = either();
-    while (takes_if && reader_.skip_name("if")) {
-      ExpressionPtr condition = either();
-      ExpressionPtr otherwise = reader_.skip_name("else") ? expression() : nullptr;
-      value = make(Conditional{std::move(condition), std::move(value), std::move(otherwise)}, line);
+    if (++levels_ > kMaxDepth) refuse_levels(line());
+    const int32_t line = this->line();
+    ExpressionPtr value = operation(0);
+    while (takes_if && skip("if")) {
+      ExpressionPtr condition = operation(0);
+      ExpressionPtr otherwise = skip("else") ? expression() : nullptr;
+      value = make(Form::conditional, line, "", std::move(condition), std::move(value),
+                   std::move(otherwise));
     }
     --levels_;
     return value;
   }
 
-  bool ends_tuple() const {
-    return reader_.is(TokenKind::block_end) || reader_.is(TokenKind::print_end) ||
-           reader_.is_symbol(")") || reader_.is_symbol("=") || reader_.is_name("recursive");
-  }
-
-  ExpressionPtr rest_of_tuple(ExpressionPtr first, int32_t line, bool takes_if) {
-    if (!reader_.is_symbol(",")) return first;
-    Items items{{}, true};
-    items.items.push_back(std::move(first));
-    while (reader_.skip_symbol(",")) {
-      if (ends_tuple()) break;
-      items.items.push_back(expression(takes_if));
-    }
-    return make(std::move(items), line);
-  }
-
   /// Several with commas between are a tuple, as in {% for x in 1, 2 %}.
   ExpressionPtr tuple(bool takes_if = true) {
-    const int32_t line = reader_.line();
+    const int32_t line = this->line();
     ExpressionPtr first = expression(takes_if);
-    return rest_of_tuple(std::move(first), line, takes_if);
-  }
-
-  /// Operands with operators of one rank between them, from left to right.
-  ExpressionPtr binary(ExpressionPtr (Parser::*operand)(), Names operators) {
-    const int32_t line = reader_.line();
-    ExpressionPtr left = (this->*operand)();
-    while ((reader_.is(TokenKind::name) || reader_.is(TokenKind::symbol)) &&
-           is_one_of(reader_.now().text, operators)) {
-      std::string op = reader_.take().text;
-      left = make(Binary{std::move(op), std::move(left), (this->*operand)()}, line);
+    if (!is(",")) return first;
+    Expression items{Form::tuple, line};
+    items.parts.push_back(std::move(first));
+    while (skip(",") && !is("%}") && !is("}}") && !is(")") && !is("=") && !is("recursive")) {
+      items.parts.push_back(expression(takes_if));
     }
-    return left;
+    return made(std::move(items));
   }
 
-  ExpressionPtr either() { return binary(&Parser::both, {"or"}); }
-  ExpressionPtr both() { return binary(&Parser::negated, {"and"}); }
-  ExpressionPtr sum() { return binary(&Parser::concatenation, {"+", "-"}); }
-  ExpressionPtr product() { return binary(&Parser::power, {"*", "/", "//", "%"}); }
-  ExpressionPtr power() { return binary(&Parser::unary, {"**"}); }
-
-  ExpressionPtr negated() {
-    const int32_t line = reader_.line();
-    int32_t count = 0;
-    while (reader_.skip_name("not")) ++count;
-    ExpressionPtr value = comparison();
-    for (; count > 0; --count) value = make(Unary{"not", std::move(value)}, line);
-    return value;
+  /// Takes an operator; returns nothing where none of this rank is next.
+  std::string take_operator(const Rank& rank) {
+    for (const std::string_view op : rank.operators) {
+      if (op == "not in" && is("not") && has_text(after(), "in")) {
+        take(), take();
+        return "not in";
+      }
+      if (skip(op)) return std::string(op);
+    }
+    return "";
   }
 
-  ExpressionPtr comparison() {
-    const int32_t line = reader_.line();
-    Compare compare{sum(), {}};
-    for (;;) {
-      if (reader_.is(TokenKind::symbol) &&
-          is_one_of(reader_.now().text, {"==", "!=", "<", "<=", ">", ">="})) {
-        const std::string op = reader_.take().text;
-        compare.rest.emplace_back(op, sum());
-      } else if (reader_.skip_name("in")) {
-        compare.rest.emplace_back("in", sum());
-      } else if (reader_.is_name("not") && reader_.after().kind == TokenKind::name &&
-                 reader_.after().text == "in") {
-        reader_.take();
-        reader_.take();
-        compare.rest.emplace_back("not in", sum());
+  /// Operands with operators of this rank, and of those that bind more, between them.
+  ExpressionPtr operation(size_t index) {
+    if (index == std::size(kRanks)) return unary();
+    const Rank& rank = kRanks[index];
+    const int32_t line = this->line();
+    if (rank.form == Form::negation) {
+      int32_t count = 0;
+      while (skip("not")) ++count;
+      ExpressionPtr value = operation(index + 1);
+      for (; count > 0; --count) value = make(Form::negation, line, "", std::move(value));
+      return value;
+    }
+    ExpressionPtr left = operation(index + 1);
+    std::string op = take_operator(rank);
+    if (op.empty()) return left;
+    Expression whole{rank.form, line};  // of all operands, where it is not made of pairs
+    const bool is_whole = rank.form == Form::compare || rank.form == Form::concat;
+    for (; !op.empty(); op = take_operator(rank)) {
+      ExpressionPtr right = operation(index + 1);
+      if (is_whole) {
+        if (whole.parts.empty()) add(whole, "", std::move(left));
+        add(whole, std::move(op), std::move(right));
       } else {
-        break;
+        left = make(rank.form, line, std::move(op), std::move(left), std::move(right));
       }
     }
-    if (compare.rest.empty()) return std::move(compare.first);
-    return make(std::move(compare), line);
+    return is_whole ? made(std::move(whole)) : std::move(left);
   }
 
-  ExpressionPtr concatenation() {
-    const int32_t line = reader_.line();
-    ExpressionPtr first = product();
-    if (!reader_.is_symbol("~")) return first;
-    Concat concat;
-    concat.parts.push_back(std::move(first));
-    while (reader_.skip_symbol("~")) concat.parts.push_back(product());
-    return make(std::move(concat), line);
+  static void add(Expression& node, std::string name, ExpressionPtr part) {
+    node.names.push_back(std::move(name));
+    node.parts.push_back(std::move(part));
   }
 
   ExpressionPtr unary() {
-    const int32_t line = reader_.line();
+    const int32_t line = this->line();
     std::string signs;
-    while (reader_.is_symbol("-") || reader_.is_symbol("+")) signs += reader_.take().text;
+    while (is("-") || is("+")) signs += take().text;
     ExpressionPtr value = with_postfixes(primary());
-    std::reverse(signs.begin(), signs.end());
-    for (const char sign : signs) {
-      value = with_postfixes(make(Unary{std::string(1, sign), std::move(value)}, line));
+    for (; !signs.empty(); signs.pop_back()) {
+      value = with_postfixes(make(Form::sign, line, {signs.back()}, std::move(value)));
     }
     return with_filters(std::move(value));
   }
 
   ExpressionPtr primary() {
-    const int32_t line = reader_.line();
-    switch (reader_.now().kind) {
-      case TokenKind::name:
-        return name();
-      case TokenKind::string: {
-        std::string text;
-        while (reader_.is(TokenKind::string)) text += reader_.take().text;
-        return make(Literal{Value::text(std::move(text))}, line);
-      }
-      case TokenKind::integer: {
-        const std::string text = reader_.take().text;
-        int64_t number = 0;
-        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-        if (error != std::errc())
-          reader_.fail_at(line, fmt::format("{} has more than 64 bits", text));
-        return make(Literal{Value(number)}, line);
-      }
-      case TokenKind::real:
-        return make(Literal{Value(std::strtod(reader_.take().text.c_str(), nullptr))}, line);
-      default:
-        break;
+    const int32_t line = this->line();
+    if (is(TokenKind::name)) return name();
+    if (is(TokenKind::string)) {
+      std::string text;
+      while (is(TokenKind::string)) text += take().text;
+      return literal(Value::text(std::move(text)), line);
     }
-    if (reader_.skip_symbol("(")) return in_parentheses();
-    if (reader_.skip_symbol("[")) return list();
-    if (reader_.skip_symbol("{")) return dict();
-    reader_.fail("expected a value");
-  }
-
-  ExpressionPtr name() {
-    const int32_t line = reader_.line();
-    std::string text = reader_.take().text;
-    if (text == "true" || text == "True") return make(Literal{Value(true)}, line);
-    if (text == "false" || text == "False") return make(Literal{Value(false)}, line);
-    if (text == "none" || text == "None") return make(Literal{Value::none()}, line);
-    return make(Name{std::move(text)}, line);
-  }
-
-  ExpressionPtr in_parentheses() {
-    const int32_t line = reader_.line();
-    if (reader_.skip_symbol(")")) return make(Items{{}, true}, line);
+    if (is(TokenKind::integer)) {
+      const std::string text = take().text;
+      int64_t number = 0;
+      if (std::from_chars(text.data(), text.data() + text.size(), number).ec != std::errc()) {
+        fail_at(line, fmt::format("{} has more than 64 bits", text));
+      }
+      return literal(Value(number), line);
+    }
+    if (is(TokenKind::real)) {
+      return literal(Value(std::strtod(take().text.c_str(), nullptr)), line);
+    }
+    if (skip("[")) return items(Form::list, "]");
+    if (skip("{")) return items(Form::dict, "}");
+    if (!skip("(")) fail("expected a value");
+    if (skip(")")) return make(Form::tuple, line, "");
     ExpressionPtr value = tuple();
-    reader_.expect_symbol(")");
+    expect(")");
     return value;
   }
 
-  ExpressionPtr list() {
-    const int32_t line = reader_.line();
-    Items items;
-    while (!reader_.is_symbol("]")) {
-      if (!items.items.empty()) reader_.expect_symbol(",");
-      if (reader_.is_symbol("]")) break;
-      items.items.push_back(expression());
-    }
-    reader_.expect_symbol("]");
-    return make(std::move(items), line);
+  ExpressionPtr name() {
+    const int32_t line = this->line();
+    std::string text = take().text;
+    if (text == "true" || text == "True") return literal(Value(true), line);
+    if (text == "false" || text == "False") return literal(Value(false), line);
+    if (text == "none" || text == "None") return literal(Value::none(), line);
+    return make(Form::name, line, std::move(text));
   }
 
-  ExpressionPtr dict() {
-    const int32_t line = reader_.line();
-    Pairs dict;
-    while (!reader_.is_symbol("}")) {
-      if (!dict.pairs.empty()) reader_.expect_symbol(",");
-      if (reader_.is_symbol("}")) break;
-      ExpressionPtr key = expression();
-      reader_.expect_symbol(":");
-      dict.pairs.emplace_back(std::move(key), expression());
+  /// The items of a list or a dictionary, and the bracket behind them.
+  ExpressionPtr items(Form form, std::string_view end) {
+    Expression node{form, line()};
+    while (!is(end)) {
+      if (!node.parts.empty()) expect(",");
+      if (is(end)) break;
+      node.parts.push_back(expression());
+      if (form != Form::dict) continue;
+      expect(":");
+      node.parts.push_back(expression());
     }
-    reader_.expect_symbol("}");
-    return make(std::move(dict), line);
+    expect(end);
+    return made(std::move(node));
   }
 
   ExpressionPtr with_postfixes(ExpressionPtr value) {
     for (;;) {
-      const int32_t line = reader_.line();
-      if (reader_.is_symbol(".") || reader_.is_symbol("[")) {
+      if (is(".") || is("[")) {
         value = subscript(std::move(value));
-      } else if (reader_.is_symbol("(")) {
-        value = make(Call{std::move(value), arguments()}, line);
+      } else if (is("(")) {
+        value = with_arguments(Form::call, line(), "", std::move(value));
       } else {
         return value;
       }
@@ -462,13 +443,12 @@ class Parser {
 
   ExpressionPtr with_filters(ExpressionPtr value) {
     for (;;) {
-      const int32_t line = reader_.line();
-      if (reader_.is_symbol("|")) {
+      if (is("|")) {
         value = filter(std::move(value));
-      } else if (reader_.is_name("is")) {
+      } else if (is("is")) {
         value = test(std::move(value));
-      } else if (reader_.is_symbol("(")) {
-        value = make(Call{std::move(value), arguments()}, line);
+      } else if (is("(")) {
+        value = with_arguments(Form::call, line(), "", std::move(value));
       } else {
         return value;
       }
@@ -476,90 +456,87 @@ class Parser {
   }
 
   ExpressionPtr subscript(ExpressionPtr object) {
-    const int32_t line = reader_.line();
-    if (reader_.skip_symbol(".")) {
-      if (reader_.is(TokenKind::integer)) return make(Item{std::move(object), primary()}, line);
-      return make(Attribute{std::move(object), reader_.expect_any_name("the name of an attribute")},
-                  line);
+    const int32_t line = this->line();
+    if (skip(".")) {
+      if (is(TokenKind::integer)) return make(Form::item, line, "", std::move(object), primary());
+      return make(Form::attribute, line, expect_name("the name of an attribute"),
+                  std::move(object));
     }
-    reader_.expect_symbol("[");
-    const auto part = [&]() -> ExpressionPtr {
-      const bool is_left_out = reader_.is_symbol(":") || reader_.is_symbol("]");
-      return is_left_out ? nullptr : expression();
-    };
-    ExpressionPtr begin = part();
-    if (!reader_.skip_symbol(":")) {
-      if (!begin) reader_.fail("expected an index");
-      reader_.expect_symbol("]");
-      return make(Item{std::move(object), std::move(begin)}, line);
+    expect("[");
+    const auto bound = [&] { return is(":") || is("]") ? nullptr : expression(); };
+    ExpressionPtr begin = bound();
+    if (!skip(":")) {
+      if (!begin) fail("expected an index");
+      expect("]");
+      return make(Form::item, line, "", std::move(object), std::move(begin));
     }
-    ExpressionPtr end = part();
-    ExpressionPtr step = reader_.skip_symbol(":") ? part() : nullptr;
-    reader_.expect_symbol("]");
-    return make(Slice{std::move(object), std::move(begin), std::move(end), std::move(step)}, line);
+    ExpressionPtr end = bound();
+    ExpressionPtr step = skip(":") ? bound() : nullptr;
+    expect("]");
+    return make(Form::slice, line, "", std::move(object), std::move(begin), std::move(end),
+                std::move(step));
   }
 
   ExpressionPtr filter(ExpressionPtr input) {
-    const int32_t line = reader_.line();
-    reader_.expect_symbol("|");
-    std::string name = reader_.expect_any_name("the name of a filter");
-    std::vector<Argument> given = reader_.is_symbol("(") ? arguments() : std::vector<Argument>();
-    return make(Filter{std::move(input), std::move(name), std::move(given)}, line);
+    const int32_t line = this->line();
+    expect("|");
+    return with_arguments(Form::filter, line, expect_name("the name of a filter"),
+                          std::move(input));
   }
 
   /// upper | replace("a", "b"), of the text of a block.
   ExpressionPtr block_filter() {
-    const int32_t line = reader_.line();
-    std::string name = reader_.expect_any_name("the name of a filter");
-    std::vector<Argument> given = reader_.is_symbol("(") ? arguments() : std::vector<Argument>();
-    ExpressionPtr value = make(Filter{nullptr, std::move(name), std::move(given)}, line);
-    while (reader_.is_symbol("|")) value = filter(std::move(value));
+    const int32_t line = this->line();
+    ExpressionPtr value =
+        with_arguments(Form::filter, line, expect_name("the name of a filter"), nullptr);
+    while (is("|")) value = filter(std::move(value));
     return value;
   }
 
   ExpressionPtr test(ExpressionPtr input) {
-    const int32_t line = reader_.line();
-    reader_.expect_name("is");
-    const bool is_negated = reader_.skip_name("not");
-    Test node{std::move(input), reader_.expect_any_name("the name of a test"), {}};
-    const TokenKind kind = reader_.now().kind;
-    const bool is_word =
-        kind == TokenKind::name &&
-        !is_one_of(reader_.now().text, {"else", "or", "and", "if", "is", "in", "not"});
-    if (reader_.is_symbol("(")) {
-      node.arguments = arguments();
-    } else if (is_word || kind == TokenKind::string || kind == TokenKind::integer ||
-               kind == TokenKind::real || reader_.is_symbol("[") || reader_.is_symbol("{")) {
-      node.arguments.push_back({"", with_postfixes(primary())});
+    const int32_t line = this->line();
+    expect("is");
+    const bool is_negated = skip("not");
+    std::string name = expect_name("the name of a test");
+    const bool is_word = is(TokenKind::name) &&
+                         !is_one_of(now().text, {"else", "or", "and", "if", "is", "in", "not"});
+    const bool is_value = is_word || is(TokenKind::string) || is(TokenKind::integer) ||
+                          is(TokenKind::real) || is("[") || is("{");
+    ExpressionPtr value;
+    if (is_value) {
+      value = make(Form::test, line, std::move(name), std::move(input), with_postfixes(primary()));
+    } else {
+      value = with_arguments(Form::test, line, std::move(name), std::move(input));
     }
-    ExpressionPtr value = make(std::move(node), line);
-    return is_negated ? make(Unary{"not", std::move(value)}, line) : std::move(value);
+    return is_negated ? make(Form::negation, line, "", std::move(value)) : std::move(value);
   }
 
-  std::vector<Argument> arguments() {
-    reader_.expect_symbol("(");
-    std::vector<Argument> given;
-    while (!reader_.is_symbol(")")) {
-      if (!given.empty()) reader_.expect_symbol(",");
-      if (reader_.is_symbol(")")) break;
-      Argument argument;
-      if (reader_.is(TokenKind::name) && reader_.after().kind == TokenKind::symbol &&
-          reader_.after().text == "=") {
-        argument.name = reader_.take().text;
-        reader_.take();
-      } else if (reader_.is_symbol("*") || reader_.is_symbol("**")) {
-        argument.name = reader_.take().text;
-      } else if (!given.empty() && !given.back().name.empty()) {
-        reader_.fail("an argument without a name follows one with a name");
+  /// A call, filter or test of `input`, with the arguments in parentheses where there are any.
+  ExpressionPtr with_arguments(Form form, int32_t line, std::string text, ExpressionPtr input) {
+    Expression node{form, line, std::move(text)};
+    add(node, "", std::move(input));
+    if (!skip("(")) return made(std::move(node));
+    while (!is(")")) {
+      if (node.parts.size() > 1) expect(",");
+      if (is(")")) break;
+      std::string name;
+      if (is(TokenKind::name) && has_text(after(), "=")) {
+        name = take().text;
+        take();
+      } else if (is("*") || is("**")) {
+        name = take().text;
+      } else if (!node.names.back().empty()) {
+        fail("an argument without a name follows one with a name");
       }
-      argument.value = expression();
-      given.push_back(std::move(argument));
+      add(node, std::move(name), expression());
     }
-    reader_.expect_symbol(")");
-    return given;
+    expect(")");
+    return made(std::move(node));
   }
 
-  TokenReader reader_;
+  const std::vector<Token> tokens_;
+  const std::string& where_;
+  size_t at_ = 0;
   int32_t depth_ = 0;   ///< of statements
   int32_t levels_ = 0;  ///< of expressions
   int32_t loops_ = 0;   ///< that a `break` is within
@@ -567,20 +544,12 @@ class Parser {
 
 }  // namespace
 
-std::set<std::string> names_in(std::string_view source, const std::string& where) {
-  std::set<std::string> names;
-  for (const Token& token : tokens_of(source, where)) {
-    if (token.kind == TokenKind::name) names.insert(token.text);
-  }
-  return names;
-}
-
-Body parse(std::string_view source, const std::string& where) {
+Tree parse(std::string_view source, const std::string& where) {
   if (source.size() > kMaxBytes) {
     throw ConfigError(fmt::format("{}: a chat template of {} bytes, more than {}", where,
                                   source.size(), kMaxBytes));
   }
-  return Parser(TokenReader(tokens_of(source, where), where)).run();
+  return Parser(source, where).run();
 }
 
 }  // namespace fp8train::jinja

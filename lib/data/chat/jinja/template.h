@@ -8,8 +8,8 @@
 //               targets, {% generation %} within a macro or a set
 //   values      integers of other bases or above 64 bits, % of texts, varargs and kwargs, joiner,
 //               cycler and lipsum, which are not defined
-//   filters, tests, methods and arguments that are not in the tables of filters.cpp,
-//               list_filters.cpp, methods.cpp and operators.cpp (tests)
+//   filters, tests, methods and arguments that are not in the tables of filters.cpp, texts.cpp,
+//               lists.cpp and operators.cpp (tests)
 //
 // Other results than Jinja's: letters whose other case has several code points, or depends on their
 // neighbors; arguments of replace that are markup; what is left of a generator that was read in
@@ -26,6 +26,8 @@
 #include "data/chat/jinja/value.h"
 
 namespace fp8train::jinja {
+
+struct Tree;
 
 /// The date of today to templates: the one that Llama 3.2's has where it is given no other.
 inline constexpr std::string_view kToday = "26 Jul 2024";
@@ -59,8 +61,6 @@ class Template {
  public:
   /// Reads a template of at most 1 MiB. Throws ConfigError "WHERE:LINE: ...".
   Template(std::string_view source, std::string where);
-  Template(Template&&) noexcept;
-  ~Template();
 
   /// Throws DataError: what raise_exception() says, or "WHERE:LINE: ..." where something is not
   /// defined, not supported, nested more than 400 times, or more than the budget. Takes from
@@ -71,8 +71,8 @@ class Template {
   bool uses(std::string_view name) const;
 
  private:
-  struct Tree;
-  std::unique_ptr<const Tree> tree_;
+  std::string where_;
+  std::shared_ptr<const Tree> tree_;
 };
 
 }  // namespace fp8train::jinja

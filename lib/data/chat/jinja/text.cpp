@@ -165,21 +165,4 @@ std::string titled_words(std::string_view text) {
   });
 }
 
-bool is_digits(std::string_view text) {
-  return !text.empty() &&
-         std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
-bool is_spaces(std::string_view text) {
-  return !text.empty() && tokenizers::spaces_at_start(text, is_python_space) == text.size();
-}
-
-size_t end_of_first_word(std::string_view text) {
-  return tokenizers::spaces_at_start(text, [](char32_t c) { return !is_python_space(c); });
-}
-
-size_t start_of_last_word(std::string_view text) {
-  return tokenizers::without_spaces_at_end(text, [](char32_t c) { return !is_python_space(c); });
-}
-
 }  // namespace fp8train::jinja

@@ -26,8 +26,10 @@ struct Text {
 
   Text() = default;
   Text(std::string text) : bytes(std::move(text)) {}  // NOLINT(google-explicit-constructor)
-  Text(std::string text, int32_t message)
-      : bytes(std::move(text)), spans{{0, bytes.size(), message}} {}
+  /// Of one message; below 0: of none.
+  Text(std::string text, int32_t message) : bytes(std::move(text)) {
+    if (message >= 0) spans = {{0, bytes.size(), message}};
+  }
 
   /// Appends another text, with its parts.
   void append(const Text& other);
@@ -63,13 +65,5 @@ std::string capitalized(std::string_view text);
 /// The first letter of what follows white space or one of -([{< in upper case, others in lower
 /// case: Jinja's filter `title`.
 std::string titled_words(std::string_view text);
-
-bool is_digits(std::string_view text);  ///< of ASCII, at least one
-bool is_spaces(std::string_view text);  ///< at least one
-
-/// The byte behind the first word, up to white space.
-size_t end_of_first_word(std::string_view text);
-/// The byte at which the last word begins.
-size_t start_of_last_word(std::string_view text);
 
 }  // namespace fp8train::jinja

@@ -12,6 +12,11 @@
 namespace fp8train::jinja {
 namespace {
 
+template <typename Entries>
+auto entry_of(Entries& entries, const Value& key) {
+  return std::ranges::find_if(entries, [&](const auto& entry) { return equal(entry.first, key); });
+}
+
 bool equal_dicts(const Dict& a, const Dict& b) {
   return a.entries.size() == b.entries.size() &&
          std::all_of(a.entries.begin(), a.entries.end(), [&](const auto& entry) {
@@ -54,90 +59,66 @@ std::string repr_of_text(std::string_view text) {
   return out + quote;
 }
 
-std::string repr_of_list(const List& list) {
-  const bool is_tuple = list.kind == List::Kind::tuple;
-  std::string out(1, is_tuple ? '(' : '[');
-  for (const Value& item : list.items) {
-    out += (out.size() > 1 ? ", " : "") + repr_of(item);
-  }
-  if (is_tuple && list.items.size() == 1) out += ',';
-  return out + (is_tuple ? ')' : ']');
-}
-
-std::string repr_of_dict(const Dict& dict) {
-  std::string out = "{";
-  for (const auto& [key, value] : dict.entries) {
-    out += fmt::format("{}{}: {}", out.size() > 1 ? ", " : "", repr_of(key), repr_of(value));
-  }
-  return out + "}";
-}
-
-/// Writes one value after another.
-struct JsonWriter {
+/// Writes values as Python's repr() does, or as json.dumps() does.
+struct Writer {
   const JsonStyle& style;
-  std::string out;
+  bool in_json = false;
+  std::string out = {};
   int64_t depth = 0;
   bool fits = true;
+
+  void write(const Value& value) {
+    const List* list = value.as_list();
+    if (const Text* text = value.as_text()) {
+      out += in_json
+                 ? nlohmann::json(text->bytes)
+                       .dump(-1, ' ', style.only_ascii, nlohmann::json::error_handler_t::replace)
+                 : repr_of_text(text->bytes);
+    } else if (list != nullptr && (list->has_sum() || !in_json)) {
+      write_list(*list);
+    } else if (const Dict* dict = value.as_dict()) {
+      write_dict(*dict);
+    } else if (const bool* flag = value.get<bool>()) {
+      out += in_json ? (*flag ? "true" : "false") : (*flag ? "True" : "False");
+    } else if (value.is_none()) {
+      out += in_json ? "null" : "None";
+    } else if (value.is_number()) {
+      out += value.is_integer() ? fmt::format("{}", value.integer()) : number_text(value.real());
+    } else {
+      fits = false;
+      out += value.is_undefined() ? "Undefined" : fmt::format("<{}>", value.type_name());
+    }
+  }
 
   void line() {
     if (style.indent < 0) return;
     out += '\n';
     out.append(static_cast<size_t>(style.indent * depth), ' ');
   }
-  void separate() {
-    const std::string_view given = style.item_separator;
-    out += !given.empty() ? given : style.indent < 0 ? ", " : ",";
-  }
 
-  void write(const Value& value) {
-    if (const Text* text = value.as_text()) {
-      out += nlohmann::json(text->bytes)
-                 .dump(-1, ' ', style.only_ascii, nlohmann::json::error_handler_t::replace);
-    } else if (const List* list = value.as_list(); list != nullptr && list->has_sum()) {
-      write_list(*list);
-    } else if (const Dict* dict = value.as_dict()) {
-      write_dict(*dict);
-    } else if (const bool* flag = value.get<bool>()) {
-      out += *flag ? "true" : "false";
-    } else if (value.is_none()) {
-      out += "null";
-    } else if (value.is_number()) {
-      out += repr_of(value);
-    } else {
-      fits = false;
+  template <typename WriteItem>
+  void write_items(std::string_view brackets, size_t count, const WriteItem& write_item) {
+    out += brackets[0];
+    ++depth;
+    for (size_t i = 0; i < count; ++i) {
+      if (i > 0) out += style.item_separator;
+      line();
+      write_item(i);
     }
+    --depth;
+    if (count > 0) line();
+    out += brackets[1];
   }
 
   void write_list(const List& list) {
-    if (list.items.empty()) {
-      out += "[]";
-      return;
-    }
-    out += '[';
-    ++depth;
-    for (size_t i = 0; i < list.items.size(); ++i) {
-      if (i > 0) separate();
-      line();
+    const bool is_tuple = list.kind == List::Kind::tuple && !in_json;
+    write_items(is_tuple ? "()" : "[]", list.items.size(), [&](size_t i) {
       write(list.items[i]);
-    }
-    --depth;
-    line();
-    out += ']';
-  }
-
-  void write_key(const Value& key) {
-    const bool is_text = key.as_text() != nullptr;
-    if (!is_text) out += '"';
-    write(key);
-    if (!is_text) out += '"';
-    out += style.key_separator.empty() ? std::string_view(": ") : style.key_separator;
+      if (is_tuple && list.items.size() == 1) out += ',';
+    });
   }
 
   void write_dict(const Dict& dict) {
-    if (dict.entries.empty()) {
-      out += "{}";
-      return;
-    }
     std::vector<size_t> order(dict.entries.size());
     std::iota(order.begin(), order.end(), size_t{0});
     if (style.sorts_keys) {
@@ -145,39 +126,27 @@ struct JsonWriter {
         return less(dict.entries[a].first, dict.entries[b].first, fits);
       });
     }
-    out += '{';
-    ++depth;
-    for (size_t i = 0; i < order.size(); ++i) {
-      if (i > 0) separate();
-      line();
-      write_key(dict.entries[order[i]].first);
-      write(dict.entries[order[i]].second);
-    }
-    --depth;
-    line();
-    out += '}';
+    write_items("{}", order.size(), [&](size_t i) {
+      const auto& [key, value] = dict.entries[order[i]];
+      const std::string_view quote = in_json && key.as_text() == nullptr ? "\"" : "";
+      out += quote;
+      write(key);
+      out += quote;
+      out += style.key_separator;
+      write(value);
+    });
   }
 };
 
 }  // namespace
 
 const Value* Dict::find(const Value& key) const {
-  const auto found = std::find_if(entries.begin(), entries.end(),
-                                  [&](const auto& entry) { return equal(entry.first, key); });
-  return found == entries.end() ? nullptr : &found->second;
-}
-
-const Value* Dict::find(std::string_view key) const {
-  const auto found = std::find_if(entries.begin(), entries.end(), [&](const auto& entry) {
-    const Text* text = entry.first.as_text();
-    return text != nullptr && text->bytes == key;
-  });
+  const auto found = entry_of(entries, key);
   return found == entries.end() ? nullptr : &found->second;
 }
 
 void Dict::set(Value key, Value value) {
-  const auto found = std::find_if(entries.begin(), entries.end(),
-                                  [&](const auto& entry) { return equal(entry.first, key); });
+  const auto found = entry_of(entries, key);
   if (found == entries.end()) {
     entries.emplace_back(std::move(key), std::move(value));
   } else {
@@ -219,11 +188,13 @@ std::string_view Value::type_name() const {
 void Extent::hold(const Extent& part) {
   levels = std::max(levels, part.levels + 1);
   if (__builtin_add_overflow(size, part.size, &size)) size = INT64_MAX;
+  if (message < 0) message = part.message;
 }
 
 Extent extent_of(const Value& value) {
   if (const Text* text = value.as_text()) {
-    return {0, 1 + static_cast<int64_t>(text->bytes.size() / 32)};
+    const int32_t message = text->spans.empty() ? -1 : text->spans.front().message;
+    return {0, 1 + static_cast<int64_t>(text->bytes.size() / 32), message};
   }
   if (const List* list = value.as_list()) return list->extent;
   if (const Dict* dict = value.as_dict()) return dict->extent;
@@ -233,24 +204,8 @@ Extent extent_of(const Value& value) {
   } else if (const auto* loop = value.get<std::shared_ptr<Loop>>()) {
     extent.hold((*loop)->items->extent);
   }
+  extent.message = -1;  // what is written of these says nothing of a message
   return extent;
-}
-
-int32_t message_of(const Value& value) {
-  if (const Text* text = value.as_text()) {
-    return text->spans.empty() ? -1 : text->spans.front().message;
-  }
-  if (const List* list = value.as_list()) {
-    for (const Value& item : list->items) {
-      if (const int32_t message = message_of(item); message >= 0) return message;
-    }
-  }
-  if (const Dict* dict = value.as_dict()) {
-    for (const auto& [key, entry] : dict->entries) {
-      if (const int32_t message = message_of(entry); message >= 0) return message;
-    }
-  }
-  return -1;
 }
 
 bool equal(const Value& a, const Value& b) {
@@ -288,27 +243,17 @@ bool less(const Value& a, const Value& b, bool& comparable) {
   return less(*x, *y, comparable);
 }
 
-std::string repr_of(const Value& value) {
-  if (const Text* text = value.as_text()) return repr_of_text(text->bytes);
-  if (const List* list = value.as_list()) return repr_of_list(*list);
-  if (const Dict* dict = value.as_dict()) return repr_of_dict(*dict);
-  if (const bool* flag = value.get<bool>()) return *flag ? "True" : "False";
-  if (const int64_t* number = value.get<int64_t>()) return fmt::format("{}", *number);
-  if (const double* number = value.get<double>()) return number_text(*number);
-  if (value.is_none()) return "None";
-  if (value.is_undefined()) return "Undefined";
-  return fmt::format("<{}>", value.type_name());
-}
-
 Text text_of(const Value& value) {
   if (const Text* text = value.as_text()) return *text;
   if (value.is_undefined()) return {};
-  const int32_t message = message_of(value);
-  return message < 0 ? Text(repr_of(value)) : Text(repr_of(value), message);
+  const JsonStyle style;
+  Writer writer{style};
+  writer.write(value);
+  return {std::move(writer.out), extent_of(value).message};
 }
 
 std::string json_of(const Value& value, const JsonStyle& style, bool& fits) {
-  JsonWriter writer{style, {}, 0, true};
+  Writer writer{style, true};
   writer.write(value);
   fits = writer.fits;
   return std::move(writer.out);

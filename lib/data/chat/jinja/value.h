@@ -15,13 +15,15 @@
 namespace fp8train::jinja {
 
 class Value;
-struct Macro;
+struct Callable;
 struct Scope;
+struct Statement;
 
 /// How large a value is, with what it holds: a part that is held twice counts twice.
 struct Extent {
-  int32_t levels = 0;  ///< of lists and dictionaries
-  int64_t size = 1;    ///< values, and texts by 32 bytes
+  int32_t levels = 0;    ///< of lists and dictionaries
+  int64_t size = 1;      ///< values, and texts by 32 bytes
+  int32_t message = -1;  ///< the first that it has text of; -1: of none
 
   void hold(const Extent& part);
 };
@@ -55,7 +57,6 @@ struct Dict {
   Extent extent;
 
   const Value* find(const Value& key) const;
-  const Value* find(std::string_view key) const;
   void set(Value key, Value value);
 };
 
@@ -71,14 +72,12 @@ struct Loop {
   std::shared_ptr<Value> last_seen;  ///< by loop.changed()
 };
 
-/// A value that can be called.
+/// A value that can be called: a function, or a method with its object, or a macro.
 struct Function {
-  enum class Kind : uint8_t { builtin, method, loop_method, macro };
-  Kind kind = Kind::builtin;
-  std::string name;
-  std::shared_ptr<const Value> self = nullptr;  ///< of a method
-  const Macro* macro = nullptr;
-  Scope* scope = nullptr;  ///< where the macro was defined
+  const Callable* callable = nullptr;  ///< null: a macro
+  std::shared_ptr<const Value> self = nullptr;
+  const Statement* macro = nullptr;
+  std::weak_ptr<Scope> scope = {};  ///< where the macro was defined
 };
 
 /// A value. Copies share what they hold.
@@ -134,8 +133,6 @@ class Value {
 };
 
 Extent extent_of(const Value& value);
-/// The first message that a value has text of; -1 where there is none.
-int32_t message_of(const Value& value);
 
 /// As Python's ==.
 bool equal(const Value& a, const Value& b);
@@ -144,17 +141,15 @@ bool less(const Value& a, const Value& b, bool& comparable);
 
 /// As Python's str(); an undefined value is "".
 Text text_of(const Value& value);
-/// As Python's repr().
-std::string repr_of(const Value& value);
 
-/// How tojson() writes. `indent` below 0: in one line.
+/// How tojson() writes.
 struct JsonStyle {
-  int64_t indent = -1;
+  int64_t indent = -1;  ///< below 0: in one line
   bool sorts_keys = false;
   bool only_ascii = false;
-  std::string item_separator, key_separator;  ///< empty: Python's defaults
+  std::string item_separator = ", ", key_separator = ": ";
 };
-/// As Python's json.dumps(). Null-like for what JSON has not: `fits` becomes false.
+/// As Python's json.dumps(). `fits` becomes false where JSON has no such value.
 std::string json_of(const Value& value, const JsonStyle& style, bool& fits);
 
 }  // namespace fp8train::jinja
