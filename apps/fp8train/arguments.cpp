@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "base/written_path.h"
 #include "cli.h"
+#include "comm/launch.h"
 #include "device/gpu_kinds.h"
 
 namespace fp8train {
@@ -129,6 +130,10 @@ void Arguments::run(Action& action, Action work) {
   });
 }
 
+void Arguments::run_in_first(Action& action, const Action& work) {
+  run(action, [work] { return rank_of_launcher() > 0 ? 0 : work(); });
+}
+
 void add_common(Arguments command, CommonOptions& options) {
   command.path("-c,--config", options.config, "YAML file that describes the run");
   command.list("--set KEY=VALUE", options.sets, "Change one key (repeatable; the value in YAML)");
@@ -152,8 +157,8 @@ void add_common(Arguments command, CommonOptions& options) {
 void add_ranks(Arguments command, RankOptions& options) {
   add_common(command, options.common);
   command.option("--world-size", options.world_size, 1,
-                 "Ranks of the run (default: job.nodes x job.ranks_per_node; where that is 1, "
-                 "num_processes of another program's file)");
+                 "Ranks of the run (default: those that were started by mpirun or srun; else those "
+                 "of the job; where that is 1, num_processes of another program's file)");
   command.option("--ranks-per-node", options.ranks_per_node, 1,
                  "Ranks on a node (default: job.ranks_per_node; 8 where the number of ranks is not "
                  "that of the job)");

@@ -23,6 +23,7 @@
 #include "base/nearest.h"
 #include "base/screen.h"
 #include "base/text.h"
+#include "comm/launch.h"
 #include "config/foreign_names.h"
 #include "config/show.h"
 #include "train/watch/run_watchdog.h"
@@ -109,6 +110,20 @@ std::string describe_refusal(const CLI::App& root, const CLI::ParseError& error)
   }
   return fmt::format("{}{} `{} --help` lists what it takes", text, text.ends_with('?') ? "" : ";",
                      command);
+}
+
+/// Warns where several processes do the same work.
+void warn_of_processes(const CLI::App& app, const std::vector<Command>& commands) {
+  const int processes = detect_launch().processes();
+  for (const Command& command : commands) {
+    if (command.works_alone && processes > 1 && rank_of_launcher() == 0 &&
+        app.got_subcommand(command.name)) {
+      log_warning(
+          fmt::format("{} processes were started, and each does all of the work of `fp8train {}`: "
+                      "start it once, without mpirun or srun",
+                      processes, command.name));
+    }
+  }
 }
 
 std::atomic<bool> lacked_memory = false;
@@ -280,6 +295,7 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
       }
       action = [&app, error] { return app.exit(error); };  // --help
     }
+    warn_of_processes(app, commands);
     const int code = action();
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
       throw DeviceError("standard output cannot be written: is a disk full?");

@@ -58,6 +58,9 @@ class Arguments {
   /// `work` becomes `action` when this command or part, and no part of it, is the one that was
   /// called.
   void run(Action& action, Action work);
+  /// The same for work that mpirun or srun may start in several processes, and that only the first
+  /// of them does: the others end at once.
+  void run_in_first(Action& action, const Action& work);
 
   CLI::App& app() { return *app_; }
 
@@ -76,6 +79,8 @@ struct Command {
   /// Declares the command's options. The options' variables must outlive the parsing: keep them in
   /// a shared_ptr that the action captures.
   void (*add)(Arguments command, Action& action);
+  /// It does all of its work in each process that mpirun or srun starts, which is hardly meant.
+  bool works_alone = false;
 };
 
 /// Options that commands working on a run's configuration share.
@@ -94,7 +99,7 @@ void add_common(Arguments command, CommonOptions& options);
 /// Options of commands that look at a run of many ranks from outside.
 struct RankOptions {
   CommonOptions common;
-  int64_t world_size = 0;      ///< 0: what the section on jobs says
+  int64_t world_size = 0;      ///< 0: as many as were started, or what the section on jobs says
   int64_t ranks_per_node = 0;  ///< 0: the same, or 8
 };
 void add_ranks(Arguments command, RankOptions& options);

@@ -84,17 +84,16 @@ void check_weights(const Session& session) {
   }
 }
 
-/// Compares the run with the checkpoint that it would continue from, and returns a line on it;
-/// empty if there is none. Data files are compared by samples of their tokens or, with
-/// `whole_files`, by the hashes that the checkpoint has of them. Throws as the start of the run
-/// would.
-std::string check_checkpoint(Session& session, bool whole_files, bool quiet) {
+/// Compares the run with the checkpoint that it would continue from, and returns it. Data files are
+/// compared by samples of their tokens or, with `whole_files`, by the hashes that the checkpoint
+/// has of them. Throws as the start of the run would.
+FoundStart check_checkpoint(Session& session, bool whole_files, bool quiet) {
   const RunDirectory directory{session.settings.output_dir};
   const std::unique_ptr<Communicator> self = make_self_communicator();
   const FoundStart found = find_start(session, directory.checkpoints(), *self, Verify::hashes);
   log_warnings(found.notes);
   if (!found.checkpoint) {
-    return "";
+    return found;
   }
   session.enter_stage(session.stage_after(found.step));
   if (whole_files) {
@@ -114,8 +113,15 @@ std::string check_checkpoint(Session& session, bool whole_files, bool quiet) {
       });
     }
   });
-  return fmt::format("resume  from {}: step {} of {}", found.checkpoint->string(), found.step,
-                     session.max_steps);
+  return found;
+}
+
+/// Whether the run has done all of its steps, as far as the names of its checkpoints show.
+bool seems_over(const Session& session) {
+  const RunDirectory directory{session.settings.output_dir};
+  const std::vector<CheckpointFolder> saved = find_checkpoints(directory.checkpoints());
+  return session.settings.checkpoint.resume_from() == ResumeFrom::newest && !saved.empty() &&
+         is_over(session, directory, saved.front().step);
 }
 
 struct CheckOptions {
@@ -169,8 +175,8 @@ std::vector<std::string> describe_run(const Session& session, const CheckedHardw
 
 /// Says whether the run fits, and returns the exit code: that of the run, where it is known which
 /// machine it is for.
-int verdict(const CheckOptions& options, const Session& session, const RankMemory& rank,
-            const MemoryLedger& planned) {
+int verdict(const CheckOptions& options, const Session& session, const FoundStart& start,
+            const RankMemory& rank, const MemoryLedger& planned) {
   const Settings& settings = session.settings;
   try {
     check_fits(rank, planned);
@@ -187,7 +193,10 @@ int verdict(const CheckOptions& options, const Session& session, const RankMemor
                  device_name(rank), kExitDevice);
     return kExitDevice;
   }
-  if (!options.ranks.common.quiet) {
+  const RunDirectory directory{settings.output_dir};
+  if (start.checkpoint && is_over(session, directory, start.step)) {
+    print_fitted("{}\n", without_controls(describe_end(session, start.step)));
+  } else if (!options.ranks.common.quiet) {
     print_fitted(
         "{}\n",
         without_controls(fmt::format(
@@ -316,8 +325,9 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
   if (options.against_one_rank) {
     return compare_settings(settings, world_size, ranks);
   }
+  keyed<ConfigError>("output_dir", [&] { check_not_in_use(settings.output_dir); });
   Session session = open_session(settings, true, world_size);
-  log_notes(session, true);
+  log_notes(session, !seems_over(session));
   check_weights(session);
   const CheckedHardware hardware = hardware_of(settings);
   const DryRunStep dry_run = largest_rank(session, [&](const EngineSettings& engine, int rank) {
@@ -335,21 +345,22 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
   }
   const MemoryLedger planned = memory_of_run(dry_run, hardware.rank.is_host);
   if (!hardware.rank.fits(planned)) {  // also where what follows is an error
-    say(fmt::format("memory  DOES NOT FIT: needs {} of {}", describe_bytes(planned.total()),
-                    describe_bytes(hardware.rank.bytes)));
+    const auto [needs, has] = describe_both(planned.total(), hardware.rank.bytes);
+    say(fmt::format("memory  DOES NOT FIT: needs {} of {}", needs, has));
   }
   if (const std::string problem = why_unwritable(settings.output_dir); !problem.empty()) {
     throw Keyed<DeviceError>("output_dir", ": " + problem);
   }
-  if (const std::string resumed = check_checkpoint(session, !options.no_scan, quiet);
-      !resumed.empty()) {
-    say(resumed);
+  const FoundStart start = check_checkpoint(session, !options.no_scan, quiet);
+  if (start.checkpoint) {
+    say(fmt::format("resume  from {}: step {} of {}", start.checkpoint->string(), start.step,
+                    session.max_steps));
   }
   if (!options.no_scan) {
     scan(session.data.train, "training", quiet);
     scan(session.data.val, "validation", quiet);
   }
-  return verdict(options, session, hardware.rank, planned);
+  return verdict(options, session, start, hardware.rank, planned);
 }
 
 }  // namespace
@@ -361,7 +372,7 @@ void add_check(Arguments command, Action& action) {
   command.flag("--against-one-rank", options->against_one_rank,
                "Only train two steps of a small part of the model in the run's layout and on one "
                "rank, and name the first parameter that differs (exit code 1)");
-  command.run(action, [options] {
+  command.run_in_first(action, [options] {
     Settings settings = load(options->ranks.common);
     const int world_size =
         fill_job(options->ranks.world_size, options->ranks.ranks_per_node, settings);

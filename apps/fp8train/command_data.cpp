@@ -122,7 +122,7 @@ void remove_companions(std::vector<std::filesystem::path>& paths, const std::str
   for (const std::filesystem::path& path : paths) {
     try {
       if (path.filename() == kDatasetFile) add_files_of_prepared(path, companions);
-      const DataFormat& format = format_of(path, named);
+      const DataFormat& format = format_of(path, named, kFormatOption);
       if (format.companions == nullptr) continue;
       for (auto& companion : format.companions(path, true)) {
         if (companion != path) companions.insert(std::move(companion));
@@ -150,31 +150,39 @@ int inspect(InspectOptions& options) {
         "--tokenizer");
     if (tokenizer->type() != TokenizerType::none) options.settings.tokenizer = tokenizer.get();
   }
+  size_t failed = 0;
+  const auto unless_refused = [&](bool alone, const auto& work) {
+    try {
+      work();
+    } catch (const DataError& error) {
+      if (alone) throw;
+      print_fitted(stderr, "{}\n", without_controls(error.what()));
+      ++failed;
+    }
+  };
   std::vector<std::filesystem::path> paths;
   for (const std::string& input : options.inputs) {
-    for (auto& path : expand_path(input, DataSplit::all)) paths.push_back(std::move(path));
+    unless_refused(options.inputs.size() == 1, [&] {
+      for (auto& path : expand_path(input, DataSplit::all)) paths.push_back(std::move(path));
+    });
   }
   if (paths.size() > 1) {
     remove_companions(paths, options.settings.format);
   }
-  size_t failed = 0;
+  const size_t all = paths.size() + failed;
   for (const std::filesystem::path& path : paths) {
-    try {
+    unless_refused(all == 1, [&] {
       const DataFileFacts facts = inspect_file(path, options.settings);
       if (options.json) {
         fmt::print("{}\n", json_text(json_of(facts)));
       } else {
         print_fitted("{}\n", without_controls(summary_of(facts)));
-        if (paths.size() == 1) print_details(facts);
+        if (all == 1) print_details(facts);
       }
-    } catch (const DataError& error) {
-      if (paths.size() == 1) throw;
-      print_fitted(stderr, "{}\n", without_controls(error.what()));
-      ++failed;
-    }
+    });
   }
   if (failed > 0) {
-    throw DataError(fmt::format("{} of {} files cannot be read", failed, paths.size()));
+    throw DataError(fmt::format("{} of {} files cannot be read", failed, all));
   }
   return 0;
 }

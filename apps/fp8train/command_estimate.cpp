@@ -126,8 +126,8 @@ void print_memory(const Settings& settings, const Session& session, const DryRun
   }
   if (memory.bytes > 0) {
     const bool fits = memory.fits(planned);
-    print_fitted("        {} {} of {}{}\n", fits ? "fits:" : "DOES NOT FIT: needs",
-                 describe_bytes(planned.total()), describe_bytes(memory.bytes),
+    const auto [needs, has] = describe_both(planned.total(), memory.bytes);
+    print_fitted("        {} {} of {}{}\n", fits ? "fits:" : "DOES NOT FIT: needs", needs, has,
                  fits ? "" : "; " + JobMemory().remedy(settings, memory));
   }
 }
@@ -243,7 +243,7 @@ void add_estimate(Arguments command, Action& action) {
                "A new file for the order in which pipeline stages run (parallelism.schedule_file)",
                PathUse::output);
   command.flag("--overwrite", options->overwrite, "With --schedule: replace a file that is there");
-  command.run(action, [options] { return estimate(*options); });
+  command.run_in_first(action, [options] { return estimate(*options); });
 }
 
 }  // namespace fp8train

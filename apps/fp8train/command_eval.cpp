@@ -209,7 +209,8 @@ class ChoiceReport {
 
   void print(const std::string& plan, bool as_json) const {
     nlohmann::ordered_json object = {{"plan", plan}, {"questions", count_}};
-    std::string line = fmt::format("{}: {} questions", plan, count_);
+    std::string line =
+        fmt::format("{}: {}", plan, counted(static_cast<int64_t>(count_), "question"));
     for (const auto& [name, right] : {std::pair{"acc", acc_}, std::pair{"acc_norm", acc_norm_},
                                       std::pair{"acc_bytes", acc_bytes_}}) {
       const Accuracy value = accuracy(right, count_);

@@ -328,7 +328,7 @@ void add_explain(Arguments command, Action& action) {
                  "Name of a plan: print only the roles in which it differs from the run's plan");
   command.flag("--plans", options->plans,
                "The table of plans, in a pipe or file the whole one in Markdown; needs no run");
-  command.run(action, [options] {
+  command.run_in_first(action, [options] {
     explain(*options);
     return 0;
   });

@@ -15,6 +15,7 @@
 #include "base/json_reader.h"
 #include "base/json_text.h"
 #include "base/screen.h"
+#include "base/text.h"
 #include "checkpoint_model.h"
 #include "commands.h"
 #include "data/chat/chat_encoder.h"
@@ -67,7 +68,7 @@ class Answerer {
     });
     if (written == sampling.max_new_tokens) {
       cut_ = fmt::format(
-          "note: the answer is cut after {} tokens ({})\n", written,
+          "note: the answer is cut after {} ({})\n", counted(written, "token"),
           written < sampling_.max_new_tokens ? "the model's context" : "--max-new-tokens");
     }
     return text.finish();

@@ -86,9 +86,9 @@ void print_others(const LayoutSearch& found, const RankMemory& memory, const Set
   if (!found.too_large.empty()) {
     const Layout& smallest = found.too_large.front();
     const int64_t count = std::ssize(found.too_large) + found.larger;
+    const auto [has, needs] = describe_both(memory.bytes, smallest.bytes);
     print_fitted("{} do{} not fit into {}; the smallest of these needs {}{} ({})\n", count,
-                 count == 1 ? "es" : "", describe_bytes(memory.bytes),
-                 smallest.is_bound ? "at least " : "", describe_bytes(smallest.bytes),
+                 count == 1 ? "es" : "", has, smallest.is_bound ? "at least " : "", needs,
                  keys_of(smallest, file));
   }
   if (!found.indivisible.empty()) {
@@ -211,7 +211,7 @@ void add_layouts(Arguments command, Action& action) {
                "A new file for the order in which its stages run (parallelism.schedule_file)",
                PathUse::output);
   command.flag("--overwrite", options->overwrite, "Replace files that are there");
-  command.run(action, [options] { return layouts(*options); });
+  command.run_in_first(action, [options] { return layouts(*options); });
 }
 
 }  // namespace fp8train

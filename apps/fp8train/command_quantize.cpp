@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/names.h"
 #include "base/screen.h"
+#include "base/text.h"
 #include "checkpoint_model.h"
 #include "choices.h"
 #include "commands.h"
@@ -157,7 +158,7 @@ void print_report_text(const FileQuantizationReport& report, const FileQuantizat
     add(tensor.name, fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.quality);
   }
   const CastQuality total = report.total();
-  add("total", fmt::format("{} tensors", report.tensors.size()), total);
+  add("total", counted(std::ssize(report.tensors), "tensor"), total);
   print_fitted("{}", table_text(std::move(table), terminal_columns(stdout)));
   for (const CopiedTensor& tensor : report.copied) {
     print_fitted("copied as it is: {} ({})\n", without_controls(tensor.name), tensor.reason);

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "cli.h"
 #include "config/load.h"
+#include "io/checkpoint/run_directory.h"
 
 namespace fp8train {
 
@@ -21,6 +22,17 @@ bool is_assignment(const std::string& text) {
 }
 
 namespace {
+
+/// Takes the configuration of a run whose folder is named instead of a file. The folder may have
+/// been moved.
+void read_run(LoadRequest& request) {
+  const RunDirectory run{request.path};
+  std::error_code unseen;
+  if (!request.path.empty() && std::filesystem::is_regular_file(run.config(), unseen)) {
+    request.sets.insert(request.sets.begin(), "output_dir=" + request.path);
+    request.path = run.config().string();
+  }
+}
 
 /// The files and the changes of keys that the options name.
 LoadRequest request_of(const CommonOptions& options) {
@@ -75,6 +87,7 @@ Settings load(const CommonOptions& options, bool is_estimate) {
                 : options.verbose > 0 ? LogLevel::debug
                                       : LogLevel::info);
   LoadRequest request = request_of(options);
+  read_run(request);
   request.is_estimate = is_estimate;
   if (const char* env = std::getenv("FP8TRAIN_SET")) {
     request.env = env;

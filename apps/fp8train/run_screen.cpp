@@ -39,7 +39,8 @@ std::vector<std::string> fields_of(const StepMetrics& metrics) {
     fields.insert(fields.begin() + 2, fmt::format("skipped {}", metrics.skipped_steps));
   }
   if (metrics.mfu) {
-    fields.push_back(fmt::format("mfu {:.1f}%", 100 * *metrics.mfu));
+    fields.push_back(fmt::format("mfu {:.1f}%{}", 100 * *metrics.mfu,
+                                 *metrics.mfu > 1 ? " (products were measured slow)" : ""));
   }
   if (metrics.speed_of_light) {
     fields.push_back(fmt::format("speed of light {:.1f}%", 100 * *metrics.speed_of_light));
@@ -225,16 +226,7 @@ void RunScreen::stopped(int64_t step, const std::string& reason) {
 }
 
 void RunScreen::had_nothing_to_do(int64_t step, const Session& session) {
-  const std::string key = length_key(session.settings.training);
-  if (step > session.max_steps) {
-    say("nothing to do: the checkpoint is of step {}, and the configuration asks for {}; raise {} "
-        "to train further",
-        step, counted(session.max_steps, "step"), key);
-  } else {
-    say("nothing to do: this run finished at step {}; raise {} to train further. Everything is in "
-        "{}",
-        step, key, directory_.root.string());
-  }
+  put(describe_end(session, step));
 }
 
 void RunScreen::finished(const TrainingState& state, const Session& session, int64_t steps,

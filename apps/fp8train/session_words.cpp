@@ -65,14 +65,15 @@ std::string Words::operator()(SessionFact fact) const {
           settings.data.tokenizer, ids, vocabulary, round_up(ids, kMultiple));
     case SessionFact::long_warmup:
       return fmt::format(
-          "scheduler.warmup_steps: the warm-up of {} steps does not end before the run's {} "
-          "steps: the learning rate stays below optimizer.lr",
-          schedule.warmup_steps, session.max_steps);
+          "scheduler.warmup_steps: the warm-up of {} does not end before the run's {}: the "
+          "learning "
+          "rate stays below optimizer.lr",
+          counted(schedule.warmup_steps, "step"), counted(session.max_steps, "step"));
     case SessionFact::long_decay:
       return fmt::format(
           "scheduler.decay_steps: warm-up ({}) and decay ({}) together are longer than the run's "
-          "{} steps",
-          schedule.warmup_steps, schedule.decay_steps, session.max_steps);
+          "{}",
+          schedule.warmup_steps, schedule.decay_steps, counted(session.max_steps, "step"));
     case SessionFact::high_rate:
       return fmt::format(
           "optimizer.lr: {} without warm-up can undo what the model of model.from has learned; "
@@ -80,9 +81,8 @@ std::string Words::operator()(SessionFact fact) const {
           "scheduler.warmup_steps: {}",
           settings.optimizer.lr, std::max<int64_t>(1, ceil_div(3 * session.max_steps, 100)));
     case SessionFact::default_warmup:
-      return fmt::format(
-          "scheduler.warmup_steps is not given: {}, which is 3 % of the run's {} steps",
-          schedule.warmup_steps, session.max_steps);
+      return fmt::format("scheduler.warmup_steps is not given: {}, which is 3 % of the run's {}",
+                         schedule.warmup_steps, counted(session.max_steps, "step"));
     case SessionFact::unknown_steps:
       return "training.max_epochs: the number of steps follows from the data, which are not read "
              "here";
@@ -140,6 +140,19 @@ std::vector<std::string> lines_on_choices(const Session& session) {
   std::vector<std::string> lines = session.settings.notes.lines;
   std::ranges::move(lines_of(session, SessionNote::Kind::choice), std::back_inserter(lines));
   return lines;
+}
+
+std::string describe_end(const Session& session, int64_t step) {
+  const std::string key = length_key(session.settings.training);
+  return step > session.max_steps
+             ? fmt::format(
+                   "nothing to do: the checkpoint is of step {}, and the configuration asks for "
+                   "{}; raise {} to train further",
+                   step, counted(session.max_steps, "step"), key)
+             : fmt::format(
+                   "nothing to do: this run finished at step {}; raise {} to train further. "
+                   "Everything is in {}",
+                   step, key, session.settings.output_dir);
 }
 
 void log_notes(const Session& session, bool trains) {

@@ -131,7 +131,8 @@ std::string JobMemory::remedy(const Settings& settings, const RankMemory& memory
            joined(change, [](const Answer& answer) { return answer.key + " " + answer.value; });
   }
   return job_ranks(settings.job) > 1
-             ? "take more ranks, a plan with fewer bytes, or a smaller model"
+             ? "take more ranks with parallelism.zero_stage 3, a plan with fewer bytes, or a "
+               "smaller model; `fp8train layouts` tries all layouts"
              : "take several ranks with ZeRO, a plan with fewer bytes, or a smaller model";
 }
 
@@ -150,12 +151,12 @@ std::string JobMemory::line(const Settings& settings) {
     const MemoryLedger ledger = planned(settings, memory);
     const std::string remark =
         plan_remark(open_session(settings, false, job_ranks(settings.job)), memory);
-    const auto needed = static_cast<double>(ledger.total());
+    const size_t needed = ledger.total();
     if (memory.bytes == 0) {
       return fmt::format("memory per rank: {}{}", describe_bytes(needed), remark);
     }
-    const std::string line = fmt::format("memory per rank: {} of {}: ", describe_bytes(needed),
-                                         describe_bytes(memory.bytes));
+    const auto [needs, has] = describe_both(needed, memory.bytes);
+    const std::string line = fmt::format("memory per rank: {} of {}: ", needs, has);
     if (memory.fits(ledger)) {
       return line + "fits" + remark;
     }

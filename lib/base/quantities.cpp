@@ -18,14 +18,26 @@ std::string describe_count(double count) {
   return count >= 1e3 ? fmt::format("{:.1f}k", count / 1e3) : fmt::format("{:.0f}", count);
 }
 
-std::string describe_bytes(double bytes) {
+std::string describe_bytes(double bytes, int more) {
   const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   size_t unit = 0;
   while (bytes >= 1024.0 && unit + 1 < std::size(units)) {
     bytes /= 1024.0;
     ++unit;
   }
-  return fmt::format("{:.{}f} {}", bytes, unit == 0 || bytes >= 100 ? 0 : 1, units[unit]);
+  const int digits = unit == 0 ? 0 : more + (bytes >= 100 ? 0 : 1);
+  return fmt::format("{:.{}f} {}", bytes, digits, units[unit]);
+}
+
+std::pair<std::string, std::string> describe_both(size_t bytes, size_t other) {
+  constexpr int kMaxDigits = 15;
+  std::pair<std::string, std::string> texts;
+  for (int more = 0; more <= kMaxDigits; ++more) {
+    texts = {describe_bytes(static_cast<double>(bytes), more),
+             describe_bytes(static_cast<double>(other), more)};
+    if (bytes == other || texts.first != texts.second) break;
+  }
+  return texts;
 }
 
 std::string describe_duration(double seconds) {

@@ -1,6 +1,7 @@
 #pragma once
 // How this process was started, read from the environment before any communication.
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -17,6 +18,8 @@ struct Launch {
 
   /// Whether MPI is worth starting: a process alone saves itself the time.
   bool wants_mpi() const { return mpi_ranks > 1 || (manager && slurm_step_tasks > 1); }
+  /// Returns how many processes were started with this one, itself included.
+  int processes() const { return std::max({mpi_ranks, slurm_step_tasks, torch_processes, 1}); }
 };
 
 /// `variable` returns an environment variable, null where there is none.

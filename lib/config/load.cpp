@@ -27,7 +27,10 @@ namespace {
 std::string read_config_file(const std::string& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
-    throw ConfigError(fmt::format("{}: is a folder, not a configuration file", path));
+    throw ConfigError(
+        fmt::format("{}: is a folder without the configuration of a run "
+                    "(config.resolved.yaml); name a YAML file",
+                    path));
   }
   std::ifstream file(path, std::ios::binary);
   if (!file) {

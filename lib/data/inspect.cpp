@@ -19,7 +19,7 @@ constexpr size_t kShownBytes = 200;
 class Inspection {
  public:
   Inspection(const std::filesystem::path& path, const InspectSettings& settings)
-      : path_(path), settings_(settings), format_(format_of(path, settings.format)) {
+      : path_(path), settings_(settings), format_(format_of(path, settings.format, kFormatOption)) {
     facts_.path = path.string();
     facts_.format = format_.name;
   }

@@ -12,6 +12,8 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "data/byte_stream.h"
 #include "data/chat/chat_template.h"
 #include "data/chat/dialogue_encoder.h"
@@ -343,11 +345,28 @@ class Preparation {
   uint64_t bytes_before_ = 0;  ///< of the inputs that are done
 };
 
+/// Leaves out files without content. Throws DataError if all are.
+void remove_empty(std::vector<Input>& inputs) {
+  std::vector<std::string> empty;
+  std::erase_if(inputs, [&](const Input& input) {
+    std::string text;
+    ByteStream(input.path).append_to(text, 1);
+    if (text.empty()) empty.push_back(input.path.string());
+    return text.empty();
+  });
+  if (inputs.empty()) {
+    throw DataError(fmt::format("{}: {} empty: there is no text to train on", joined(empty),
+                                empty.size() == 1 ? "is" : "are"));
+  }
+  for (const std::string& path : empty) log_info(path + ": is empty, and left out");
+}
+
 }  // namespace
 
 PrepareReport prepare_data(const PrepareSettings& settings) {
   check_settings(settings);
-  const std::vector<Input> inputs = find_inputs(settings);
+  std::vector<Input> inputs = find_inputs(settings);
+  remove_empty(inputs);
   const auto training_text = [&] {
     std::vector<DataSource> sources;
     for (const Input& input : inputs) {

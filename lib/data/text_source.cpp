@@ -186,8 +186,8 @@ std::string all_text(const std::vector<DataSource>& sources, const RecordRules& 
   }
   if (text.empty()) {
     throw ConfigError(
-        "the char tokenizer is built from the training text, but no source of data.train is text; "
-        "name a tokenizer.json instead");
+        "the char tokenizer is built from the training text, and there is none; name a "
+        "tokenizer.json instead");
   }
   return text;
 }
@@ -195,7 +195,7 @@ std::string all_text(const std::vector<DataSource>& sources, const RecordRules& 
 const DataFormat& text_format_of(const fs::path& path, const std::string& format,
                                  std::string_view purpose) {
   const std::string names = alternatives(text_format_names());
-  const DataFormat& found = format_of(path, format, "set --format to " + names);
+  const DataFormat& found = format_of(path, format, kFormatOption, true);
   if (found.has_tokens()) {
     throw DataError(fmt::format("{}: is {}, which holds tokens already; only files of format {} {}",
                                 path.string(), found.name, names, purpose));

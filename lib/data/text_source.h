@@ -37,8 +37,8 @@ std::vector<std::filesystem::path> files_of(const DataSource& source,
 /// the output cannot be read or stored.
 std::filesystem::path output_of_command(const std::string& command);
 
-/// Returns the format of a file of text, as format_of() does, with the advice of commands that take
-/// text only. Throws DataError for one that holds tokens: "only files of format NAMES PURPOSE".
+/// Returns the format of a file of a command that takes text only, as format_of() does. Throws
+/// DataError for one that holds tokens: "only files of format NAMES PURPOSE".
 const DataFormat& text_format_of(const std::filesystem::path& path, const std::string& format,
                                  std::string_view purpose);
 

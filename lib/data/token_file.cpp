@@ -31,7 +31,7 @@ void read_tokens(const TokenFile& from, int64_t offset, int64_t count, int64_t v
       if (id < 0 || id >= vocab_size) {
         throw DataError(fmt::format(
             "{}: token {} at offset {} (byte {}) is outside the vocabulary of {}; the file was "
-            "made with another tokenizer, or is not what data.train[].format says",
+            "made with another tokenizer, or is not of the format that is set",
             from.file.path().string(), value, offset + done + i,
             byte + static_cast<uint64_t>(i) * sizeof(Stored), vocab_size));
       }

@@ -25,7 +25,7 @@ HfConfig read_document(const Json& json, const std::string& where) {
   }
   HfConfig config = read_hf_fields(ConfigFields(json, where));
   if (const auto codes = read_weight_codes(json, where)) {
-    config.notes.push_back(fmt::format(
+    config.training_notes.push_back(fmt::format(
         "the weights are codes with scales (quantization_config: {}): training reads the values "
         "that they stand for, and adapters can leave them as they are (model.lora.base)",
         codes->method));

@@ -65,11 +65,6 @@ void draw_initial(const Parameter& parameter, const Sharding& part, uint64_t see
   });
 }
 
-/// fp32, on the device; what it holds is waited for before it goes.
-Tensor staging(Device& device, const Parameter& parameter) {
-  return {device, DType::f32, parameter.shape, MemoryCategory::workspace};
-}
-
 }  // namespace
 
 Parameter* ParameterStore::add(Parameter parameter) {
@@ -288,35 +283,61 @@ std::vector<ops::AutoScale*> ParameterStore::controllers_of(
 
 namespace {
 
-std::vector<std::byte> bytes_of(Device& device, const View& view) {
-  std::vector<std::byte> bytes(view.bytes());
-  copy_to_host(device, bytes.data(), view);
-  return bytes;
+float largest_of(const float* values, int64_t count) {
+  float largest = 0.0F;
+  for (int64_t i = 0; i < count; ++i) {
+    largest =
+        std::isnan(largest) || std::fabs(values[i]) <= largest ? largest : std::fabs(values[i]);
+  }
+  return largest;
 }
 
-/// The bytes of `all`, of which `part` is elements `first` .. in the same format, into `part`.
-void set_part(Device& device, const Encoded& part, int64_t first, const Encoded& all) {
-  if (part.count() > 0) {
-    copy_from_host(device, part.codes,
-                   bytes_of(device, all.codes).data() + storage_bytes(all.format.dtype, {first}));
-  }
-  if (!part.scales.empty()) {
-    const bool grouped = all.format.block.is_group();
-    const int64_t before = grouped ? stored_scales(all.format, first) : 0;
-    copy_from_host(
-        device, part.scales,
-        bytes_of(device, all.scales).data() + static_cast<size_t>(before) * sizeof(float));
-  }
+/// Elements that are encoded at a time: whole blocks.
+constexpr int64_t kEncodedPiece = int64_t{1} << 16;
+static_assert(kEncodedPiece % kRangeAlignment == 0);
+
+/// Encodes `values` on the host, a piece at a time, and copies the codes to the device: it takes no
+/// memory there. `amax`: that of the whole, for a format with one scale.
+void upload_encoded(Device& device, const Encoded& to, const float* values, float amax) {
+  const bool has_one_scale = codec_of(to.format) == Codec::tensor;
+  TensorFormat format = to.format;
+  format.rounding = Rounding::nearest_even;
+  std::vector<std::byte> codes;
+  std::vector<float> scales;
+  int64_t begin = 0;
+  do {
+    const Encoded part = part_of(to, begin, std::min(kEncodedPiece, to.count() - begin));
+    const float nothing = 0.0F;  // each rank has the scale, also if it has no element
+    const float* const from = part.count() > 0 ? values + begin : &nothing;
+    const Shape shape = {std::max<int64_t>(part.count(), 1)};
+    codes.assign(storage_bytes(format.dtype, shape), std::byte{0});
+    scales.assign(static_cast<size_t>(stored_scales(format, shape.count())), 0.0F);
+    if (has_one_scale) {
+      scales.front() = 1.0F;
+      scales.back() = amax;
+    }
+    Encoded piece(View{codes.data(), format.dtype, shape}, format);
+    if (!scales.empty()) {
+      piece.scales = View{scales.data(), DType::f32, {std::ssize(scales)}};
+    }
+    ops::store(Stream(DeviceKind::cpu, nullptr, nullptr),
+               {.x = ConstView{from, DType::f32, shape},
+                .to = piece,
+                .step = has_one_scale ? CastStep::codes : CastStep::all});
+    if (part.count() > 0) {
+      copy_from_host(device, part.codes, codes.data());
+    }
+    if (!part.scales.empty()) {
+      copy_from_host(device, part.scales, scales.data());
+    }
+    begin += kEncodedPiece;
+  } while (begin < to.count());
 }
 
 }  // namespace
 
 float largest_magnitude(const std::vector<float>& values) {
-  float largest = 0.0F;
-  for (const float value : values) {
-    largest = std::isnan(largest) || std::fabs(value) <= largest ? largest : std::fabs(value);
-  }
-  return largest;
+  return largest_of(values.data(), std::ssize(values));
 }
 
 bool scale_needs_whole(const Parameter& parameter) {
@@ -332,34 +353,10 @@ void set_value(Device& device, const Parameter& parameter, const float* values, 
     }
     return;
   }
-  const Tensor fp32 = staging(device, parameter);
-  copy_from_host(device, fp32, values);
-  Encoded to = updated;
-  Tensor codes;
-  Tensor scales;
-  if (!parameter.updated.whole) {
-    // A scale follows from the whole tensor.
-    codes = Tensor(device, to.format.dtype, parameter.shape, MemoryCategory::workspace);
-    to.codes = codes;
-    const int64_t count = stored_scales(to.format, parameter.shape.count());
-    if (count > 0) {
-      scales = Tensor(device, DType::f32, {count}, MemoryCategory::workspace);
-      fill_zero(device, scales);
-      to.scales = scales;
-    }
+  if (codec_of(updated.format) == Codec::tensor && !scale_needs_whole(parameter)) {
+    amax = largest_of(values, parameter.shape.count());
   }
-  to.format.rounding = Rounding::nearest_even;
-  ops::Store call = {.x = fp32, .to = to};
-  if (scale_needs_whole(parameter)) {
-    const float scale_and_amax[] = {1.0F, amax};
-    copy_from_host(device, to.scales, scale_and_amax);
-    call.step = CastStep::codes;
-  }
-  ops::store(device.stream(), call);
-  if (!parameter.updated.whole) {
-    set_part(device, updated, parameter.updated.first, to);
-  }
-  device.synchronize();
+  upload_encoded(device, updated, values + parameter.updated.first, amax);
 }
 
 void value_to_host(Device& device, const Parameter& parameter, float* to) {
@@ -368,7 +365,7 @@ void value_to_host(Device& device, const Parameter& parameter, float* to) {
     copy_to_host(device, to, parameter.value);
     return;
   }
-  const Tensor fp32 = staging(device, parameter);
+  const Tensor fp32(device, DType::f32, parameter.shape, MemoryCategory::workspace);
   ops::read_stored(device.stream(), parameter.stored_value, fp32);
   copy_to_host(device, to, fp32);
 }

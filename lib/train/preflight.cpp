@@ -9,6 +9,7 @@
 #include "base/math.h"
 #include "base/nearest.h"
 #include "base/quantities.h"
+#include "comm/launch.h"
 #include "device/cuda/cuda_device.h"
 #include "device/device_questions.h"
 
@@ -69,7 +70,11 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings) {
   constexpr int64_t kMaxRanks = 131072;
   JobSettings& job = settings.job;
   const char* name_of_ranks = "--world-size";
-  if (world_size == 0 && job_ranks(job) == 1) {
+  const int started = settings.comm.backend == CommBackend::self ? 1 : detect_launch().processes();
+  if (world_size == 0 && started > 1 && started != job_ranks(job)) {
+    world_size = started;
+    name_of_ranks = "the processes that were started";
+  } else if (world_size == 0 && job_ranks(job) == 1) {
     world_size = settings.notes.processes;
     name_of_ranks = "the configuration's processes";
   }
@@ -90,11 +95,12 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings) {
 
 void check_fits(const RankMemory& memory, const MemoryLedger& planned) {
   if (!memory.fits(planned)) {
+    const auto [needs, has] = describe_both(planned.total(), memory.bytes);
     throw DeviceError(fmt::format(
         "a rank needs {} of memory and has {}: lower training.micro_batch_size, set "
         "model.recompute: block, take a plan with fewer bytes per parameter, or more ranks with "
         "parallelism.zero_stage",
-        describe_bytes(planned.total()), describe_bytes(memory.bytes)));
+        needs, has));
   }
 }
 

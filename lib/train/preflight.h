@@ -34,9 +34,9 @@ DryRunStep largest_rank(const Session& session, const DryRunOfRank& of_rank);
 
 /// Sets settings.job to the ranks to plan for and returns their number. `world_size` and
 /// `ranks_per_node` come from a command line; if one is 0, the job has it already. With a
-/// `world_size` alone nodes have 8 ranks; without it, and where the job has one rank only, it is
-/// the number of processes in another program's file. Throws ConfigError for more than 131072
-/// ranks.
+/// `world_size` alone nodes have 8 ranks; without it, it is the number of ranks that a launcher has
+/// started with this process or, where the job has one rank only, the number of processes in
+/// another program's file. Throws ConfigError for more than 131072 ranks.
 int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings);
 
 /// Return the number of all ranks of a job, and of those of a node.

@@ -138,10 +138,7 @@ class Run {
     }
     begin_at(start.state);
     checkpoints_.begin(*engine_, state_, found.checkpoint);
-    // Without a summary, the run ended between its last step and the evaluation that follows it.
-    const bool finished = state_.step > session_.max_steps ||
-                          (state_.step == session_.max_steps &&
-                           std::filesystem::exists(records_.directory().summary()));
+    const bool finished = is_over(session_, records_.directory(), state_.step);
     nothing_to_do_ = first_rank_says(*comm_, finished);  // folders may look older on other nodes
     // Only now: a run that was refused leaves the records of the one before as they are.
     if (leads() && !nothing_to_do_) {

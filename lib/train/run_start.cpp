@@ -82,6 +82,11 @@ FoundStart find_start(const Session& session, const std::filesystem::path& check
   return found;
 }
 
+bool is_over(const Session& session, const RunDirectory& directory, int64_t step) {
+  return step > session.max_steps ||
+         (step == session.max_steps && std::filesystem::exists(directory.summary()));
+}
+
 FoundStart find_older_start(const std::filesystem::path& checkpoints, const FoundStart& damaged,
                             const std::string& why, Communicator& comm) {
   FoundStart found;

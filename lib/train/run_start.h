@@ -41,6 +41,10 @@ FoundStart find_start(const Session& session, const std::filesystem::path& check
 FoundStart find_older_start(const std::filesystem::path& checkpoints, const FoundStart& damaged,
                             const std::string& why, Communicator& comm);
 
+/// Whether a run that continues from this step has nothing to do. Without a summary it ended
+/// between its last step and the evaluation that follows it.
+bool is_over(const Session& session, const RunDirectory& directory, int64_t step);
+
 /// The parts of a run before its engine is made.
 struct RunParts {
   Stopwatch since_start;

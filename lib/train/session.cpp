@@ -111,7 +111,7 @@ ModelConfig resolve_model(Session& session) {
     throw KeyError("model.vocab_size", " is needed, because data.tokenizer: none does not give it");
   }
   check_vocabulary(model, session.settings, tokenizer);
-  return with_adapters(session.settings, completed(model));
+  return with_adapters(session, completed(model));
 }
 
 /// All that a pass could save, generously: what is beyond could not be counted in 64 bits.

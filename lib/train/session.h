@@ -172,7 +172,7 @@ std::string length_key(const TrainingSettings& training);
 /// weights, from model.lora and the folders that it names. `model`: completed. Throws ConfigError
 /// where keys contradict each other or targets match nothing, CheckpointError for folders that
 /// cannot be read.
-ModelConfig with_adapters(const Settings& settings, ModelConfig model);
+ModelConfig with_adapters(Session& session, ModelConfig model);
 
 // Each function looks for facts and adds them to the notes of the session.
 

@@ -72,7 +72,8 @@ TensorFormat base_format(const Settings& settings, const ModelConfig& model) {
 
 }  // namespace
 
-ModelConfig with_adapters(const Settings& settings, ModelConfig model) {
+ModelConfig with_adapters(Session& session, ModelConfig model) {
+  const Settings& settings = session.settings;
   const std::string& from = settings.model.lora_from;
   LoraSettings& lora = model.lora;
   lora = settings.model.config.lora;
@@ -80,7 +81,14 @@ ModelConfig with_adapters(const Settings& settings, ModelConfig model) {
     if (settings.model.from.empty()) {
       throw KeyError("model.lora.from", " has adapters of a trained model; give it as model.from");
     }
-    const LoraSettings given = std::exchange(lora, read_adapter_folder(from).lora);
+    const AdapterFolder folder = read_adapter_folder(from);
+    const LoraSettings given = std::exchange(lora, folder.lora);
+    if (folder.dropout != 0) {
+      session.note(
+          FileRemark{fmt::format("{}: lora_dropout {} is not applied: training is without dropout",
+                                 from, folder.dropout)},
+          SessionNote::Kind::warning_of_training);
+    }
     if ((given.is_on() && given.rank != lora.rank) ||
         (given.alpha > 0 && given.alpha != lora.alpha) || !given.targets.empty() ||
         (given.use_rslora && !lora.use_rslora)) {

@@ -34,20 +34,21 @@ void note_other_tokenizer(Session& session) {
 }
 
 void note_schedule(Session& session) {
+  constexpr auto kKind = SessionNote::Kind::warning_of_training;
   constexpr double kRateOfPretraining = 1e-4;
   const Settings& settings = session.settings;
   const ScheduleSettings& schedule = settings.scheduler;
   if (schedule.warmup_steps >= session.max_steps) {
-    session.note(SessionFact::long_warmup);
+    session.note(SessionFact::long_warmup, kKind);
   } else if (schedule.decay_steps > session.max_steps - schedule.warmup_steps &&
              schedule_named(schedule.type).reads("scheduler.decay_steps")) {
-    session.note(SessionFact::long_decay);
+    session.note(SessionFact::long_decay, kKind);
   }
   const bool adapts = settings.model.config.lora.is_on() || !settings.model.lora_from.empty();
   if (!adapts && !settings.model.from.empty() &&
       optimizer_named(settings.optimizer.name).normalizes_gradients &&
       settings.optimizer.lr >= kRateOfPretraining && schedule.warmup_steps == 0) {
-    session.note(SessionFact::high_rate);
+    session.note(SessionFact::high_rate, kKind);
   }
 }
 

@@ -21,6 +21,14 @@ TEST_CASE("durations, counts and bytes read well") {
   CHECK(describe_count(18230) == "18.2k");
   CHECK(describe_count(1.05e6) == "1.05M");
   CHECK(describe_bytes(512) == "512 B");
+  constexpr size_t kMib = size_t{1} << 20;
+  CHECK(describe_both(3 * kMib, 5 * kMib) ==
+        std::pair<std::string, std::string>("3.0 MiB", "5.0 MiB"));
+  CHECK(describe_both(size_t{80'404'000} << 10, size_t{80'384'000} << 10) ==
+        std::pair<std::string, std::string>("76.68 GiB", "76.66 GiB"));
+  CHECK(describe_both(300 * kMib, 300 * kMib) ==
+        std::pair<std::string, std::string>("300 MiB", "300 MiB"));
+  CHECK(describe_both(300 * kMib, 300 * kMib + 1).second == "300.000001 MiB");
   CHECK(describe_bytes(22.4 * 1024 * 1024) == "22.4 MiB");
 }
 

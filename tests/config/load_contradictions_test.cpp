@@ -90,6 +90,9 @@ TEST_CASE("settings that contradict each other") {
         "run.yaml:4:1: scheduler.decay_steps: missing; type wsd needs the length of the final "
         "decay");
   CHECK(error_with("eval: {interval: 5}").starts_with("run.yaml:4:8: eval.interval: asks for"));
+  CHECK(error_of(kBase, {"data.val_fraction=0", "eval.interval=5"}) ==
+        "--set data.val_fraction=0: data.val_fraction: is 0, and there is no data.val, but "
+        "eval.interval is 5; set data.val or data.val_fraction, or eval.interval: 0");
   const std::string bad_fraction = error_of(
       "model: {preset: toy}\ntraining: {max_steps: 5}\n"
       "data: {train: a, val_fraction: much}\neval: {interval: 5}\n");

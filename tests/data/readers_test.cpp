@@ -187,7 +187,7 @@ TEST_CASE("damaged indexed data sets are refused with file and location") {
   const auto index_with = [&](size_t at, auto value) {
     return copy.refused([&](std::string&, std::string& index) { set(index, at, value); });
   };
-  CHECK_THAT(index_with(0, 'X'), Contains("x.idx") && Contains("set format: raw_u16"));
+  CHECK_THAT(index_with(0, 'X'), Contains("x.idx") && Contains("its format is raw_u16"));
   CHECK_THAT(index_with(9, uint64_t{2}), Contains("version 2"));
   CHECK_THAT(index_with(17, uint8_t{7}), Contains("byte 17") && Contains("type 7"));
   CHECK_THAT(index_with(18, uint64_t{4}), Contains("4 sequences"));

@@ -184,7 +184,7 @@ TEST_CASE("pointers of git-lfs are named") {
              Contains("config.json: a pointer of git-lfs"));
   CHECK_THAT(message_of<DataError>([&] { open_tokenizer(dir.path()); }),
              Contains("tokenizer.json: a pointer of git-lfs"));
-  CHECK_THAT(message_of<DataError>([&] { fp8train::format_of(dir / "data.jsonl", "auto", ""); }),
+  CHECK_THAT(message_of<DataError>([&] { fp8train::format_of(dir / "data.jsonl", "auto"); }),
              Contains("data.jsonl: a pointer of git-lfs"));
 }
 

@@ -164,7 +164,7 @@ TEST_CASE("a resumed run notes a gap in its metrics and removes lines with NUL b
   }
   write_file(metrics, kept + std::string(100, '\0') + "\n");
   const Outcome outcome = expect_code(0, folder.path(), train_command({"training.max_steps=6"}));
-  CHECK_THAT(outcome.err, Contains("metrics.jsonl: 1 lines with NUL bytes") &&
+  CHECK_THAT(outcome.err, Contains("metrics.jsonl: removed: 1 line with NUL bytes") &&
                               Contains("metrics.jsonl has no lines of steps 3 to 4, after which "
                                        "the run continues"));
   CHECK(read_file(metrics).find('\0') == std::string::npos);

@@ -130,8 +130,8 @@ TEST_CASE("the schedule of a run of epochs is held against its steps") {
   write_file(folder.path() / "a.txt", std::string(165, 'a'));
   const Session session =
       session_of(folder, "shuffle: false, train: @a.txt", "scheduler: {warmup_steps: 7}\n");
-  CHECK(session.notes ==
-        std::vector<SessionNote>{{SessionNote::Kind::warning, SessionFact::long_warmup}});
+  CHECK(session.notes == std::vector<SessionNote>{
+                             {SessionNote::Kind::warning_of_training, SessionFact::long_warmup}});
 }
 
 }  // namespace

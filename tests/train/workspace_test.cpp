@@ -87,6 +87,26 @@ TEST_CASE("nor do those of other kinds of steps, and weights that are packed", "
   CHECK(taken_by(1, [&] { check_all(settings_of(kind, plan)); }) == 0);
 }
 
+TEST_CASE("nor does a start take memory, whatever weights are stored in", "[workspace]") {
+  const std::string plan = GENERATE("bf16", "te-delayed", "deepseek-v3", "fp8-lm", "te-nvfp4");
+  const std::string base = GENERATE("", "bf16", "e4m3 row", "int8 row");
+  const int ranks = GENERATE(1, 2);
+  CAPTURE(plan, base, ranks);
+  EngineSettings settings = small_llama(plan);
+  if (!base.empty()) {
+    settings.model.lora = {
+        .rank = 4, .alpha = 8, .targets = {"all-linear"}, .base = parse_format(base)};
+  }
+  settings.strategy.zero_stage = ranks == 1 ? 0 : 3;
+  const std::vector<std::string> errors =
+      run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
+        ReadyEngine ready(settings, &comm);
+        check(ready.device->ledger().peak() == ready.dry_run.memory.total(),
+              "a start takes the memory that was planned");
+      });
+  CHECK(errors == std::vector<std::string>(errors.size()));
+}
+
 TEST_CASE("nor do those of ranks", "[workspace]") {
   const std::string kind = GENERATE("dense", "muon", "experts");
   const int stage = GENERATE(0, 1, 3);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
@@ -73,8 +74,8 @@ void check_warmup_steps(const CheckContext& at) {
   const int64_t warmup = at.settings.scheduler.warmup_steps;
   if (steps > 0 && warmup >= steps) {
     at.complain("training.max_steps",
-                fmt::format("the warm-up of {} steps does not end before the run's {} steps",
-                            warmup, steps));
+                fmt::format("the warm-up of {} does not end before the run's {}",
+                            counted(warmup, "step"), counted(steps, "step")));
   }
 }
 
@@ -84,9 +85,8 @@ void check_decay_steps(const CheckContext& at) {
   check_read_by_schedule(at);
   if (steps > schedule.warmup_steps && schedule.decay_steps > steps - schedule.warmup_steps) {
     at.complain("training.max_steps",
-                fmt::format("warm-up ({}) and decay ({}) together are longer than the run's {} "
-                            "steps",
-                            schedule.warmup_steps, schedule.decay_steps, steps));
+                fmt::format("warm-up ({}) and decay ({}) together are longer than the run's {}",
+                            schedule.warmup_steps, schedule.decay_steps, counted(steps, "step")));
   }
   const auto lacks = schedule_named(schedule.type).lacks;
   const char* const why = lacks == nullptr ? nullptr : lacks(schedule);

@@ -57,7 +57,14 @@ void check_evaluations(const CheckContext& at) {
   const DataSettings& data = at.settings.data;
   if (at.settings.eval.interval > 0 && data.val.empty() && at.usable("data.val") &&
       data.val_fraction == 0 && at.usable("data.val_fraction")) {
-    at.complain("asks for evaluations, but there are neither data.val nor data.val_fraction");
+    const char* const remedy = "set data.val or data.val_fraction, or eval.interval: 0";
+    if (at.has("data.val_fraction")) {
+      at.given.complain("data.val_fraction",
+                        fmt::format("is 0, and there is no data.val, but eval.interval is {}; {}",
+                                    at.settings.eval.interval, remedy));
+    } else {
+      at.complain(fmt::format("asks for evaluations, but there are no data for them; {}", remedy));
+    }
   }
 }
 

@@ -277,8 +277,8 @@ Dialogue read_dialogue(std::string_view json, const std::string& where, const Ig
   if (!dialogue) {
     record.fail(
         "not a dialogue: expected an object with 'messages', 'conversations', 'prompt' and "
-        "'completion', 'instruction' and 'output', or 'question' and 'answer'; for documents set "
-        "data.train[].format: jsonl");
+        "'completion', 'instruction' and 'output', or 'question' and 'answer'; the format of "
+        "documents is jsonl");
   }
   if (std::none_of(dialogue->begin(), dialogue->end(),
                    [](const ChatMessage& message) { return message.is_target; })) {

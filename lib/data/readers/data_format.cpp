@@ -1,7 +1,6 @@
 #include "data/readers/data_format.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -66,7 +65,9 @@ void refuse_other_files(const std::filesystem::path& path, std::string_view head
   }
 }
 
-constexpr const char* kAsText = "format: text learns it as the text that it is";
+std::string as_text(std::string_view key) {
+  return fmt::format("{} text learns it as the text that it is", key);
+}
 
 /// The beginning of a text.
 struct TextHead {
@@ -102,41 +103,43 @@ void refuse_other_json(const std::filesystem::path& path, const std::string& rem
 }
 
 /// Tables and JSON, which would be learned as the text that they are.
-void refuse_records_as_text(const std::filesystem::path& path) {
+void refuse_records_as_text(const std::filesystem::path& path, std::string_view key) {
   const std::string extension = lower(without_compression(path).extension().string());
   if (extension == ".csv" || extension == ".tsv") {
     throw DataError(fmt::format("{}: tables are not read; {}; {}", path.string(),
-                                advice_for(kByReadCsv, path), kAsText));
+                                advice_for(kByReadCsv, path), as_text(key)));
   }
   if (const nlohmann::json first = first_record(path); first.is_object()) {
     throw DataError(fmt::format(
-        "{}: the file holds records of JSON, but its name does not say so; set format: {} ({})",
-        path.string(), is_dialogue(first) ? "chat" : "jsonl", kAsText));
+        "{}: the file holds records of JSON, but its name does not say so; set {} {} ({})",
+        path.string(), key, is_dialogue(first) ? "chat" : "jsonl", as_text(key)));
   }
-  refuse_other_json(path, fmt::format("; {}", kAsText));
+  refuse_other_json(path, "; " + as_text(key));
   const TextHead head(path);
   if (is_table(head.bytes, head.is_whole)) {
     throw DataError(fmt::format("{}: the file looks like a table, and tables are not read; {}; {}",
-                                path.string(), advice_for(kByReadCsv, path), kAsText));
+                                path.string(), advice_for(kByReadCsv, path), as_text(key)));
   }
 }
 
-const DataFormat& detect(const std::filesystem::path& path, const std::string& advice) {
+const DataFormat& detect(const std::filesystem::path& path, std::string_view key,
+                         const std::string& names) {
   const InputFile file(path);
   refuse_lfs_pointer(file);
   std::string bytes;
   ByteStream(path).append_to(bytes, kHeadBytes);
   refuse_other_files(path, bytes);
   for (const DataFormat* format : data_formats()) {
-    if (format->matches({path, file, bytes})) {
-      if (format == &text_format()) refuse_records_as_text(path);
+    if (format->matches({path, file, bytes, key})) {
+      if (format == &text_format()) refuse_records_as_text(path, key);
       if (format == &jsonl_format() && first_record(path).is_null()) refuse_other_json(path, "");
       return *format;
     }
   }
   throw DataError(
-      fmt::format("{}: cannot tell the format (binary content without a header that is known); {}",
-                  path.string(), advice));
+      fmt::format("{}: cannot tell the format (binary content without a header that is known); set "
+                  "{} {}",
+                  path.string(), key, names));
 }
 
 }  // namespace
@@ -192,21 +195,19 @@ bool DataFormat::has_suffix(const std::filesystem::path& path) const {
 }
 
 const DataFormat& format_of(const std::filesystem::path& path, const std::string& format,
-                            std::string_view advice) {
-  const std::vector<std::string> names = data_format_names();
-  const std::string what_to_do =
-      advice.empty()
-          ? fmt::format("set format: {}", fmt::join(names.begin() + 1, names.end(), ", "))
-          : std::string(advice);  // `auto` is first, and what did not help
+                            std::string_view key, bool texts_only) {
+  std::vector<std::string> all = texts_only ? text_format_names() : data_format_names();
+  std::erase(all, "auto");  // it did not help
+  const std::string names = alternatives(all);
   if (is_automatic_format(format)) {
-    return detect(path, what_to_do);
+    return detect(path, key, names);
   }
   for (const DataFormat* known : data_formats()) {
     if (format == known->name) {
       return *known;
     }
   }
-  throw ConfigError(fmt::format("Unknown data format '{}'; {}", format, what_to_do));
+  throw ConfigError(fmt::format("Unknown data format '{}'; set {} {}", format, key, names));
 }
 
 }  // namespace fp8train

@@ -31,6 +31,7 @@ struct FileHead {
   const std::filesystem::path& path;
   const InputFile& file;
   std::string_view bytes;  ///< the first 4096, without those of a compression
+  std::string_view key;    ///< what sets the format, in front of its name in messages
 };
 
 /// The treatment of a record that cannot be learned.
@@ -46,7 +47,7 @@ struct RecordRules {
   std::string text_key = "text";  ///< of a document
   BadLines bad_lines = BadLines::error;
   std::string_view text_key_option = "data.text_key";
-  std::string_view bad_lines_option = "data.bad_lines";
+  std::string_view bad_lines_option = "data.bad_lines:";
 
   bool operator==(const RecordRules&) const = default;
 };
@@ -127,11 +128,13 @@ std::vector<std::string> text_format_names();
 /// .json, which many other files have.
 std::vector<std::string_view> data_suffixes();
 
+/// The text before a format's name in advice: of a source, and of a file of a command.
+inline constexpr std::string_view kFormatKey = "format:", kFormatOption = "--format";
+
 /// Returns the format that `format` names, or for an automatic one the first that matches the
-/// file.
-/// Throws ConfigError for an unknown name, and DataError if none matches or the file cannot be
-/// read; `advice` replaces the names that these errors list.
+/// file. Throws ConfigError for an unknown name, and DataError if none matches or the file cannot
+/// be read. These errors list the formats, or `texts_only`, behind `key`.
 const DataFormat& format_of(const std::filesystem::path& path, const std::string& format,
-                            std::string_view advice = {});
+                            std::string_view key = kFormatKey, bool texts_only = false);
 
 }  // namespace fp8train

@@ -11,6 +11,7 @@
 #include "base/json_error.h"
 #include "base/json_reader.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "data/byte_stream.h"
 #include "data/utf8.h"
 
@@ -288,15 +289,17 @@ void RecordNotes::ignore_keys(const nlohmann::json& object,
 
 void RecordNotes::finish() const {
   if (bad_ > 0 && rules_.bad_lines == BadLines::error) {
-    const std::string others =
-        bad_ == 1 ? ""
-                  : fmt::format("; {} more records of the file are bad, the next one is {}",
-                                bad_ - 1, first_bad_[1]);
-    throw DataError(fmt::format("{}{}; {}: skip leaves bad records out", first_bad_.front(), others,
+    const std::string others = bad_ == 1
+                                   ? ""
+                                   : fmt::format("; {} of the file {} bad, the next one is {}",
+                                                 counted(bad_ - 1, "more record"),
+                                                 bad_ == 2 ? "is" : "are", first_bad_[1]);
+    throw DataError(fmt::format("{}{}; {} skip leaves bad records out", first_bad_.front(), others,
                                 rules_.bad_lines_option));
   }
   if (bad_ > 0) {
-    log_warning(fmt::format("{}: {} bad records are left out: {}{}", path_, bad_,
+    log_warning(fmt::format("{}: {} left out: {}{}", path_,
+                            bad_ == 1 ? "1 bad record is" : fmt::format("{} bad records are", bad_),
                             fmt::join(first_bad_, "; "),
                             bad_ > static_cast<int64_t>(kNamedRecords) ? "; ..." : ""));
   }

@@ -43,12 +43,14 @@ std::array<int, 2> largest_by_parity(const InputFile& file) {
 }
 
 /// Why a .bin file without a known header hardly holds 16-bit ids; empty where nothing says so.
-std::string why_not_u16(const InputFile& file, std::string_view head) {
+std::string why_not_u16(const FileHead& head) {
+  const InputFile& file = head.file;
   constexpr uint64_t kFewIds = 8;
   constexpr int kHighestHalf = 3;  // of a 32-bit id: vocabularies have less than 2^18 entries
   constexpr int kSmallVocabulary = 256;
-  if (is_text(head)) {
-    return "its content is text; set format: " + alternatives(text_format_names());
+  if (is_text(head.bytes)) {
+    return fmt::format("its content is text; set {} {}", head.key,
+                       alternatives(text_format_names()));
   }
   if (file.size() < kFewIds * sizeof(uint16_t)) {
     return "";
@@ -65,11 +67,11 @@ bool is_raw_u16(const FileHead& head) {
   if (!raw_u16_format().has_suffix(head.path)) {
     return false;
   }
-  if (const std::string reason = why_not_u16(head.file, head.bytes); !reason.empty()) {
+  if (const std::string reason = why_not_u16(head); !reason.empty()) {
     throw DataError(fmt::format(
         "{}: the file has no header of a format that is known, and {}. If it holds 16-bit ids "
-        "nevertheless, set format: raw_u16",
-        head.path.string(), reason));
+        "nevertheless, set {} raw_u16",
+        head.path.string(), reason, head.key));
   }
   return true;
 }

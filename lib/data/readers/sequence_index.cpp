@@ -69,7 +69,7 @@ class IndexReader {
     if (!std::string_view(header.data(), header.size()).starts_with(kIndexMagic)) {
       throw DataError(
           fmt::format("{}: the first bytes are not those of an index of token sequences; if the "
-                      ".bin file holds 16-bit ids without an index, set format: raw_u16",
+                      ".bin file holds 16-bit ids without an index, its format is raw_u16",
                       name_));
     }
     uint64_t version = 0;

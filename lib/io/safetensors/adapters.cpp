@@ -8,7 +8,6 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/input_file.h"
-#include "base/log.h"
 #include "io/strict_json.h"
 #include "model/families/family.h"
 #include "model/lora.h"
@@ -73,10 +72,6 @@ void refuse_options(const Json& config, const std::string& where) {
         std::ranges::find(kNotRead, key) != std::end(kNotRead) || key.ends_with("_core");
     if (!says_nothing && !is_off(value)) refuse(key);
   }
-  if (const double dropout = config.value("lora_dropout", 0.0); dropout != 0) {
-    log_warning(fmt::format("{}: lora_dropout {} is not applied: training is without dropout",
-                            where, dropout));
-  }
 }
 
 /// "model.layers.0.self_attn.q_proj" of "base_model.model.NAME.lora_A.weight".
@@ -116,6 +111,7 @@ AdapterFolder read_adapter_folder(const fs::path& folder) {
     found.lora.rank = whole_number<int64_t>(config, "r", where);
     found.lora.alpha = config.at("lora_alpha").get<double>();
     found.lora.use_rslora = config.value("use_rslora", false);
+    found.dropout = config.value("lora_dropout", 0.0);
     if (const auto base = config.find("base_model_name_or_path");
         base != config.end() && base->is_string()) {
       found.base = base->get<std::string>();

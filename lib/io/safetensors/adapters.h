@@ -22,7 +22,8 @@ bool holds_adapters(const std::filesystem::path& folder);
 /// The content of adapter_config.json, with the names of all modules for targets.
 struct AdapterFolder {
   LoraSettings lora;
-  std::string base;  ///< folder of the model that is adapted; empty: not named
+  std::string base;    ///< folder of the model that is adapted; empty: not named
+  double dropout = 0;  ///< which trainings here do not apply
 };
 /// Throws CheckpointError, which names the option, for one that changes results and is not read.
 AdapterFolder read_adapter_folder(const std::filesystem::path& folder);

@@ -14,6 +14,7 @@
 #include "base/json_text.h"
 #include "base/log.h"
 #include "base/quantities.h"
+#include "base/text.h"
 
 namespace fp8train {
 namespace {
@@ -39,7 +40,8 @@ std::string other_count(const std::vector<std::string>& before,
                         const std::vector<std::string>& now) {
   const std::string added = first_without(now, before);
   const std::string removed = first_without(before, now);
-  return fmt::format("data.train had {} files and has {}{}{}", before.size(), now.size(),
+  return fmt::format("data.train had {} and has {}{}{}", counted(std::ssize(before), "file"),
+                     now.size(),
                      removed.empty() ? "" : fmt::format("; {} is no longer in data.train", removed),
                      added.empty() ? "" : fmt::format("; {} was added", added));
 }
@@ -95,9 +97,15 @@ DataRecord::Comparison DataRecord::compare(const nlohmann::json& noted) {
     const auto bytes = noted[i].at("bytes").get<uint64_t>();
     const auto hash = noted[i].at("xxh3_128").get<std::string>();
     const std::string& path = files[i].path;
+    const auto before = noted[i].at("path").get<std::string>();
+    const bool is_other = before != as_noted(path);
     if (bytes != files[i].identity.bytes) {
+      const auto now = static_cast<int64_t>(files[i].identity.bytes);
       result.changes.push_back(
-          fmt::format("{} had {} bytes and has {}", path, bytes, files[i].identity.bytes));
+          is_other ? fmt::format("data.train has {} ({}) for {} ({})", path, counted(now, "byte"),
+                                 before, counted(static_cast<int64_t>(bytes), "byte"))
+                   : fmt::format("{} had {} and has {}", path,
+                                 counted(static_cast<int64_t>(bytes), "byte"), now));
     } else if (hash.empty() && !same_times(noted[i], files[i].identity)) {
       result.doubts.push_back(
           fmt::format("{}: it had not been read to its end when the checkpoint was saved, and it "
@@ -106,7 +114,10 @@ DataRecord::Comparison DataRecord::compare(const nlohmann::json& noted) {
     } else if (!hash.empty() && known[i].empty()) {
       expected_[i] = hash;
     } else if (!hash.empty() && known[i] != hash) {
-      result.changes.push_back(fmt::format("{} has other content of the same size", path));
+      result.changes.push_back(
+          is_other ? fmt::format("data.train has {} for {}, with other content of the same size",
+                                 path, before)
+                   : fmt::format("{} has other content of the same size", path));
     }
   }
   return result;

@@ -186,9 +186,9 @@ void RunRecords::begin_metrics(int64_t step, int64_t interval) {
   }
   metrics_ = std::make_unique<MetricsWriter>(directory_.metrics(), step);
   if (metrics_->damaged_lines() > 0) {
-    log_warning(
-        fmt::format("{}: {} lines with NUL bytes, which a power failure leaves, are removed",
-                    directory_.metrics().string(), metrics_->damaged_lines()));
+    log_warning(fmt::format("{}: removed: {} with NUL bytes, which a power failure leaves",
+                            directory_.metrics().string(),
+                            counted(metrics_->damaged_lines(), "line")));
   }
   const int64_t last = last_step_in(directory_.metrics());
   if (last > 0 && last < step / interval * interval) {
@@ -363,7 +363,8 @@ void RunRecords::append(const nlohmann::ordered_json& line, MetricsWriter& write
   try {
     writer.write(line);
     if (losing_) {
-      log_warning(fmt::format("metrics are written again; {} lines are lost", lost_lines_));
+      log_warning(
+          fmt::format("metrics are written again, without {}", counted(lost_lines_, "line")));
     }
     losing_ = false;
   } catch (const DeviceError& error) {

@@ -14,6 +14,7 @@ constexpr int64_t kSmallestProduct = 512, kLargestProduct = 2048;
 constexpr double kProductSeconds = 2e-3;  // beyond which the start of threads hardly counts
 constexpr double kShareOfTime = 0.01;
 constexpr size_t kFirstSamples = 3;
+constexpr int kMoreSamples = 8;
 
 /// Times products of twice the size again and again, until one takes long enough.
 std::unique_ptr<GemmRate> first_rate(Device& device, DType dtype) {
@@ -40,7 +41,7 @@ SpeedLimits::SpeedLimits(DeviceKind kind, const DeviceTraits& traits, const GpuK
       gpu_(gpu),
       cpu_(kind == DeviceKind::cpu ? make_device(DeviceKind::cpu) : nullptr) {}
 
-void SpeedLimits::measure(DType dtype, double seconds) {
+void SpeedLimits::measure(DType dtype, double seconds, double achieved) {
   if (cpu_ == nullptr) {
     return;
   }
@@ -53,6 +54,10 @@ void SpeedLimits::measure(DType dtype, double seconds) {
     }
   }
   if (rate_->seconds() < kShareOfTime * seconds_) {
+    rate_->measure();
+  }
+  // Other programs may have disturbed all samples.
+  for (int i = 0; i < kMoreSamples && rate_->highest_flops_per_second() < achieved; ++i) {
     rate_->measure();
   }
 }

@@ -25,9 +25,10 @@ class SpeedLimits {
 
   /// Measures the rate of a CPU with products of `dtype`: three of a size or two at the first call,
   /// then one if the time of all is below a hundredth of `seconds`, those of steps since the last
-  /// call. All ranks call it at the same time, as they share processors when they train. Where
-  /// there is no memory for the operands the rate stays unknown.
-  void measure(DType dtype, double seconds);
+  /// call, and up to eight more while the rate is below `achieved`, which steps have reached.
+  /// All ranks call it at the same time, as they share processors when they train. Where there is
+  /// no memory for the operands the rate stays unknown.
+  void measure(DType dtype, double seconds, double achieved = 0);
   /// Returns the FLOPs per second of 16-bit products that the maker of the GPU states, or those
   /// of the fastest one that was measured on the CPU, in the type of measure(). Nothing: not known.
   std::optional<double> flops_per_second() const;

@@ -113,7 +113,7 @@ struct Shares {
 /// of capacities and those of dropless experts are others than the dry run's.
 Shares shares_of(SpeedLimits& limits, const Engine& engine, const std::vector<double>& idle,
                  double tflops, std::pair<int64_t, int64_t> steps, double seconds) {
-  limits.measure(engine.settings().plan.activation, seconds);
+  limits.measure(engine.settings().plan.activation, seconds, 1e12 * tflops);
   const std::optional<double> rate = limits.flops_per_second();
   if (!rate || !engine.mesh().leads()) {
     return {};
