@@ -68,6 +68,7 @@ struct PlainCodes {
   }
 };
 
+/// The same where warps pack whole groups of the wire.
 template <typename T>
 struct GroupCodes : PlainCodes<T> {
   static constexpr const auto& kGroups = kWireGroups;

@@ -225,7 +225,7 @@ struct DeviceEncoded {
     return static_cast<int>(i % Scales::kGroup) / Scales::kBlock;
   }
 
-  // Of the list's struct for this format.
+  /// How elements i .. of a block are read under scales of two levels.
   template <typename List>
   __device__ __forceinline__ ScaleExpansion levels_at(int64_t i) const {
     using Scales = typename List::Head;
