@@ -24,7 +24,7 @@ std::vector<int64_t> extents(const Shape& shape) {
 StateBox scales_of(const StateTensor& entry, const StateBox& box) {
   const TensorFormat& format = entry.tensor.format;
   const auto is_edge = [&](int64_t element) {
-    return element % format.block.columns == 0 || element == entry.sharding.whole.count();
+    return element % kRangeAlignment == 0 || element == entry.sharding.whole.count();
   };
   if (!is_edge(box.element) || !is_edge(box.element + box.columns) ||
       (!box.is_range() && !is_edge(box.width))) {
@@ -46,6 +46,11 @@ StateBox scales_of(const StateTensor& entry, const StateBox& box) {
 std::pair<std::string, View> factor_of(const Parameter& parameter) {
   return {"gradient." + parameter.name + ".factor",
           View{&parameter.automatic->factor, DType::f32, {1}}};
+}
+
+/// Returns how many codes lie in a byte; 1 also if a code has more than one.
+int64_t codes_in_byte(const Encoded& tensor) {
+  return std::max(8 / facts_of(tensor.codes.dtype).bits, 1);
 }
 
 /// Whether a rank saves its part: of those that have the same one does.
@@ -146,12 +151,13 @@ View saved_scales(const Encoded& tensor) {
 
 View saved_codes(const Encoded& tensor) {
   const View& codes = tensor.codes;
-  return codes.dtype == DType::e2m1 ? View{codes.data, DType::u8, {ceil_div(codes.count(), 2)}}
-                                    : codes;
+  return codes_in_byte(tensor) > 1
+             ? View{codes.data, DType::u8, {ceil_div(codes.count(), codes_in_byte(tensor))}}
+             : codes;
 }
 
 StateBox saved_box(const Encoded& tensor, const StateBox& box) {
-  const int64_t in_byte = tensor.codes.dtype == DType::e2m1 ? 2 : 1;
+  const int64_t in_byte = codes_in_byte(tensor);
   return {.local = box.local / in_byte,
           .element = box.element / in_byte,
           .count = ceil_div(box.count, in_byte),

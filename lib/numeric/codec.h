@@ -93,16 +93,60 @@ FP8TRAIN_HD float divided_value(float value, bf16 scale) {
   return decode(divided_code(value, scale)) * decode(scale);
 }
 
-// Codec::two_level (NVFP4).
+// Codec::two_level. Each struct here has the scales of a group of codes and is a format, "e2m1
+// group(kGroup) current e4m3", of which all else follows from it: a value is code * block * above.
 
-constexpr int kBlockOfGroup = 16;  ///< elements that share a scale in e4m3
-
-/// The scales of 128 elements: a value is code * block * above.
+/// NVFP4.
 struct GroupScales {
+  static constexpr int kGroup = 128;  ///< elements
+  static constexpr int kBlock = 16;   ///< of them share a scale in e4m3
+
   float above = 1.0F;
-  e4m3 blocks[8] = {};
+  e4m3 blocks[kGroup / kBlock] = {};
+
+  /// The factor that scales of blocks are found with, and `above`, from the largest magnitude.
+  static FP8TRAIN_HD float factor_of(float amax) { return two_level_scale(amax); }
+  static FP8TRAIN_HD float above_of(float amax) { return two_level_scale_inv(amax); }
 };
-static_assert(sizeof(GroupScales) == 3 * sizeof(float));
+
+/// A list of such structs, whose sizes are multiples of that of fp32.
+template <typename... All>
+struct GroupScalesList;
+template <typename First, typename... Others>
+struct GroupScalesList<First, Others...> {
+  using Head = First;
+  using Tail = GroupScalesList<Others...>;
+  static constexpr bool kIsLast = sizeof...(Others) == 0;
+  static_assert(sizeof(First) % sizeof(float) == 0);
+
+  /// body(Scales{}) with the struct for groups of `group` elements; the last one for others.
+  template <typename Body>
+  static FP8TRAIN_HD void with(int64_t group, Body body) {
+    if constexpr (!kIsLast) {
+      if (group != First::kGroup) {
+        return Tail::with(group, body);
+      }
+    }
+    body(First{});
+  }
+  /// to[at] = from[index], or the scales of zeros unless that `exists`, of groups of `group`.
+  static FP8TRAIN_HD void copy(int64_t group, const void* from, int64_t index, bool exists,
+                               void* to, int64_t at) {
+    if constexpr (!kIsLast) {
+      if (group != First::kGroup) {
+        return Tail::copy(group, from, index, exists, to, at);
+      }
+    }
+    static_cast<First*>(to)[at] = exists ? static_cast<const First*>(from)[index] : First{};
+  }
+  /// body(Scales{}) for each of them.
+  template <typename Body>
+  static void for_each(Body body) {
+    body(First{});
+    (body(Others{}), ...);
+  }
+};
+using AllGroupScales = GroupScalesList<GroupScales>;
 
 /// The scale of a block under that of its group (two_level_scale). It is not 0 where an element is
 /// `floored`, since 0 would be all that is read.

@@ -14,6 +14,7 @@
 #include "ops/gemm/gemm_support.h"
 #include "precision/plan.h"
 #include "tensor/encoded.h"
+#include "tensor/level_formats.h"
 
 namespace fp8train {
 namespace {
@@ -114,10 +115,9 @@ void check_stored_format(const char* role, const TensorFormat& format) {
   }
   if (!is_stored_format(format)) {
     refuse(role, format,
-           fmt::format("is not stored: choose fp32, bf16, '{}', or {} with a current scale for the "
+           fmt::format("is not stored: choose fp32, bf16, {}, or {} with a current scale for the "
                        "tensor or {}",
-                       describe(two_level_groups()), scaled_stored_types_text(),
-                       name_of(kStoredBlock)));
+                       level_formats_text(), scaled_stored_types_text(), name_of(kStoredBlock)));
   }
 }
 
@@ -239,9 +239,11 @@ double element_bytes(const TensorFormat& format) {
   if (!format.is_scaled() || block.columns == 0) {
     return bytes;
   }
-  const auto scale = static_cast<double>(
-      block == kStoredBlock ? sizeof(float) * static_cast<size_t>(stored_scales(format, 1))
-                            : size_of(dtype_of(format.scale_type)));
+  if (block == kStoredBlock || codec_of(format) == Codec::two_level) {
+    return bytes + static_cast<double>(4 * stored_scales(format, kRangeAlignment)) /
+                       double{kRangeAlignment};
+  }
+  const auto scale = static_cast<double>(size_of(dtype_of(format.scale_type)));
   return bytes + scale / (std::max(block.rows, 1) * block.columns);
 }
 

@@ -1,9 +1,12 @@
 #include "tensor/encoded.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "base/error.h"
 #include "base/math.h"
+#include "numeric/codec.h"
+#include "tensor/level_formats.h"
 
 namespace fp8train {
 
@@ -11,7 +14,7 @@ bool is_stored_format(const TensorFormat& format) {
   const DType dtype = format.dtype;
   TensorFormat nearest = format;
   nearest.rounding = Rounding::nearest_even;
-  if (nearest == two_level_groups()) {
+  if (is_level_format(nearest)) {
     return true;
   }
   if (!format.is_scaled()) {
@@ -40,12 +43,41 @@ TensorFormat saved_groups() {
   return format;
 }
 
+const std::vector<TensorFormat>& level_formats() {
+  static const std::vector<TensorFormat> kFormats = [] {
+    std::vector<TensorFormat> formats;
+    AllGroupScales::for_each([&]<typename Scales>(Scales) {
+      static_assert(kRangeAlignment % Scales::kGroup == 0 && Scales::kGroup % Scales::kBlock == 0);
+      TensorFormat& format = formats.emplace_back(plain(DType::e2m1));
+      format.block = per::group(Scales::kGroup);
+      format.policy = ScalePolicy::current;
+      format.scale_type = ScaleType::e4m3;
+    });
+    return formats;
+  }();
+  return kFormats;
+}
+
+bool is_level_format(const TensorFormat& format) {
+  return std::ranges::find(level_formats(), format) != level_formats().end();
+}
+
+std::string level_formats_text() {
+  std::string all;
+  for (const TensorFormat& format : level_formats()) {
+    all += (all.empty() ? "'" : ", '") + describe(format) + "'";
+  }
+  return all;
+}
+
+int64_t level_scale_bytes(const TensorFormat& format) {
+  size_t bytes = 0;
+  AllGroupScales::with(format.block.columns, [&](auto scales) { bytes = sizeof(scales); });
+  return static_cast<int64_t>(bytes);
+}
+
 TensorFormat two_level_groups() {
-  TensorFormat format = plain(DType::e2m1);
-  format.block = kStoredBlock;
-  format.policy = ScalePolicy::current;
-  format.scale_type = ScaleType::e4m3;
-  return format;
+  return level_formats().front();
 }
 
 int64_t stored_scales(const TensorFormat& format, int64_t count) {
@@ -58,8 +90,10 @@ int64_t stored_scales(const TensorFormat& format, int64_t count) {
     case Codec::halves:
       return groups * format.block.columns / 2;
     case Codec::expanded:
-    case Codec::two_level:
       return 3 * groups;
+    case Codec::two_level:
+      return ceil_div(count, kRangeAlignment) * level_scale_bytes(format) *
+             (kRangeAlignment / format.block.columns) / 4;
     default:
       return groups;
   }

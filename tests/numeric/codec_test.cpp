@@ -170,5 +170,40 @@ TEST_CASE("a group of zeros has expansion 1, and one that is not finite keeps th
   CHECK(bits_of(expand(-0.0F, old)) == 0x80000000U);
 }
 
+/// Another format of two levels: scales of groups of 64.
+struct OtherScales {
+  static constexpr int kGroup = 64;
+  static constexpr int kBlock = 16;
+
+  float above = 1.0F;
+  e4m3 blocks[4] = {};
+};
+
+TEST_CASE("each format of two levels has the scales of its groups", "[numeric]") {
+  using Both = GroupScalesList<OtherScales, GroupScales>;
+  std::vector<size_t> sizes;
+  Both::for_each([&](auto scales) { sizes.push_back(sizeof(scales)); });
+  for (const int64_t group : {64, 128}) {
+    Both::with(group, [&]<typename Scales>(Scales) { CHECK(Scales::kGroup == group); });
+    Both::with(group, [&](auto scales) { sizes.push_back(sizeof(scales)); });
+  }
+  CHECK(sizes == std::vector<size_t>{8, 12, 8, 12});
+  const GroupScales wide[2] = {{2.0F, {{1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}}}, {3.0F}};
+  const OtherScales narrow[2] = {{2.0F, {{1}, {2}, {3}, {4}}}, {3.0F}};
+  GroupScales to[3] = {{5.0F}, {5.0F}, {5.0F}};
+  Both::copy(128, wide, 0, true, to, 1);
+  Both::copy(128, wide, 1, false, to, 2);
+  CHECK(to[0].above == 5.0F);
+  CHECK(to[1].above == 2.0F);
+  CHECK(to[1].blocks[7].bits == 8);
+  CHECK(to[2].above == 1.0F);
+  OtherScales other[3] = {{5.0F}, {5.0F}, {5.0F}};
+  Both::copy(64, narrow, 1, true, other, 0);
+  Both::copy(64, narrow, 0, true, other, 1);
+  CHECK(other[0].above == 3.0F);
+  CHECK(other[1].blocks[3].bits == 4);
+  CHECK(other[2].above == 5.0F);
+}
+
 }  // namespace
 }  // namespace fp8train::test

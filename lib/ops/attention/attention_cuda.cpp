@@ -192,70 +192,69 @@ AttentionPlans& plans_of(const Stream& stream) {
   return static_cast<AttentionPlans&>(*context.attention);
 }
 
-SdpaProblem backward_problem(const AttentionBackward& call) {
-  return {.shape = call.shape,
-          .dtype = call.q.dtype,
-          .codes = call.codes.is_on()
-                       ? std::optional(SdpaCodes{call.out.dtype, call.dout.dtype, call.dq.dtype})
-                       : std::nullopt,
-          .backward = true,
-          .q = layout_of(call.q),
-          .k = layout_of(call.k),
-          .v = layout_of(call.v),
-          .out = layout_of(call.out),
-          .dout = layout_of(call.dout),
-          .dq = layout_of(call.dq),
-          .dk = layout_of(call.dk),
-          .dv = layout_of(call.dv)};
+/// The codes in rows that a tensor is cast to in FP8; without a cast the tensor itself.
+HeadsView written(const AttentionCodes& codes, const HeadsView& tensor, int64_t first_column) {
+  const View& to = codes.cast.out.rowwise.codes;
+  return to.empty() || !codes.is_on()
+             ? tensor
+             : HeadsView{static_cast<char*>(to.data) + first_column, to.dtype, to.shape.back(),
+                         tensor.length_capacity};
 }
 
-std::vector<HeadsView> backward_tensors(const AttentionBackward& call) {
-  return {call.q, call.k, call.v, call.out, call.dout, call.dq, call.dk, call.dv};
-}
-
-SdpaPointers backward_pointers(const AttentionBackward& call) {
-  return {.q = call.q.data,
-          .k = call.k.data,
-          .v = call.v.data,
-          .out = call.out.data,
-          .log_sum_exp = call.log_sum_exp.data,
-          .dout = call.dout.data,
-          .dq = call.dq.data,
-          .dk = call.dk.data,
-          .dv = call.dv.data};
-}
-
-SdpaPlan* backward_plan(Stream stream, const AttentionBackward& call) {
-  return plans_of(stream).plan_for(backward_problem(call), backward_tensors(call),
-                                   call.document_starts);
-}
-
-/// Only cuDNN has attention in FP8.
-SdpaPlan& codes_plan(Stream stream, const SdpaProblem& problem,
-                     const std::vector<HeadsView>& tensors, const DocumentStarts& documents) {
+/// The plan of a problem; null where our kernels run. Only cuDNN has attention in FP8.
+SdpaPlan* plan_of(Stream stream, const SdpaProblem& problem, const std::vector<HeadsView>& tensors,
+                  const DocumentStarts& documents) {
   SdpaPlan* const plan = plans_of(stream).plan_for(problem, tensors, documents);
-  if (plan == nullptr) {
+  if (plan == nullptr && problem.codes) {
     throw Keyed<DeviceError>(
         "fp8.attention",
         ": on a GPU attention in FP8 is cuDNN's, which does not run it for " + text_of(problem) +
             (documents.empty() ? "" : ", with several documents in a sequence") +
             "; attention runs on " + attention_kernels(stream) + "; remove the key");
   }
-  return *plan;
+  return plan;
 }
 
-/// The codes in rows that a tensor is cast to; without a cast the tensor itself.
-HeadsView written(const AttentionCodes& codes, const HeadsView& tensor, int64_t first_column) {
-  const View& to = codes.cast.out.rowwise.codes;
-  return to.empty() ? tensor
-                    : HeadsView{static_cast<char*>(to.data) + first_column, to.dtype,
-                                to.shape.back(), tensor.length_capacity};
+/// The tensors of a backward problem as they are written.
+AttentionBackward as_written(AttentionBackward call) {
+  const AttentionShape& shape = call.shape;
+  const int64_t keys = shape.heads * shape.head_dim;
+  call.dq = written(call.codes, call.dq, 0);
+  call.dk = written(call.codes, call.dk, keys);
+  call.dv = written(call.codes, call.dv, keys + shape.kv_heads * shape.head_dim);
+  return call;
 }
 
-/// Runs a plan in FP8 and combines the largest magnitudes that it has found into those of the cast
-/// and of a tensor of the kernel. Values that are wanted next to codes are those of the codes.
-void run_codes(Stream stream, SdpaPlan& plan, SdpaPointers pointers, const AttentionCodes& codes,
-               void* workspace, void* values) {
+/// The plan of a call that is as_written().
+SdpaPlan* backward_plan(Stream stream, const AttentionBackward& call) {
+  const auto codes = call.codes.is_on()
+                         ? std::optional(SdpaCodes{call.out.dtype, call.dout.dtype, call.dq.dtype})
+                         : std::nullopt;
+  return plan_of(stream,
+                 {.shape = call.shape,
+                  .dtype = call.q.dtype,
+                  .codes = codes,
+                  .backward = true,
+                  .q = layout_of(call.q),
+                  .k = layout_of(call.k),
+                  .v = layout_of(call.v),
+                  .out = layout_of(call.out),
+                  .dout = layout_of(call.dout),
+                  .dq = layout_of(call.dq),
+                  .dk = layout_of(call.dk),
+                  .dv = layout_of(call.dv)},
+                 {call.q, call.k, call.v, call.out, call.dout, call.dq, call.dk, call.dv},
+                 call.document_starts);
+}
+
+/// Runs a plan. In FP8 it combines the largest magnitudes that the plan has found into those of the
+/// cast and of a tensor of the kernel, and values that are wanted next to codes are those of the
+/// codes.
+void run_plan(Stream stream, SdpaPlan& plan, SdpaPointers pointers, const AttentionCodes& codes,
+              void* workspace, void* values) {
+  if (!codes.is_on()) {
+    return plan.run(pointers, workspace);
+  }
   const int64_t results = pointers.dq == nullptr ? 1 : 3;
   const KernelCodes& in_kernel = pointers.dq == nullptr ? codes.probabilities : codes.dscores;
   pointers.amax = static_cast<float*>(workspace);
@@ -281,83 +280,52 @@ void run_codes(Stream stream, SdpaPlan& plan, SdpaPointers pointers, const Atten
   }
 }
 
-void codes_forward(Stream stream, const AttentionForward& call) {
-  const HeadsView out = written(call.codes, call.out, 0);
-  SdpaPlan& plan = codes_plan(stream,
-                              {.shape = call.shape,
-                               .dtype = call.q.dtype,
-                               .codes = SdpaCodes{.out = out.dtype},
-                               .keeps_log_sum_exp = !call.log_sum_exp.empty(),
-                               .q = layout_of(call.q),
-                               .k = layout_of(call.k),
-                               .v = layout_of(call.v),
-                               .out = layout_of(out)},
-                              {call.q, call.k, call.v, out}, call.document_starts);
-  run_codes(stream, plan,
-            {.q = call.q.data,
-             .k = call.k.data,
-             .v = call.v.data,
-             .out = out.data,
-             .log_sum_exp = call.log_sum_exp.data},
-            call.codes, cuda_context(stream).workspace, call.out.data);
-}
-
-/// The tensors of a backward problem as they are written.
-AttentionBackward with_codes(AttentionBackward call) {
-  const AttentionShape& shape = call.shape;
-  const int64_t keys = shape.heads * shape.head_dim;
-  call.dq = written(call.codes, call.dq, 0);
-  call.dk = written(call.codes, call.dk, keys);
-  call.dv = written(call.codes, call.dv, keys + shape.kv_heads * shape.head_dim);
-  return call;
-}
-
-void codes_backward(Stream stream, const AttentionBackward& call) {
-  const AttentionBackward in_codes = with_codes(call);
-  SdpaPlan& plan = codes_plan(stream, backward_problem(in_codes), backward_tensors(in_codes),
-                              call.document_starts);
-  run_codes(stream, plan, backward_pointers(in_codes), call.codes, call.scratch.data, call.dq.data);
-}
-
 }  // namespace
 
 void attention_forward(Stream stream, const AttentionForward& call) {
   check_head_dim(call.shape);
-  if (call.codes.is_on()) {
-    return codes_forward(stream, call);
-  }
-  const SdpaProblem problem = {.shape = call.shape,
-                               .dtype = call.q.dtype,
-                               .keeps_log_sum_exp = !call.log_sum_exp.empty(),
-                               .q = layout_of(call.q),
-                               .k = layout_of(call.k),
-                               .v = layout_of(call.v),
-                               .out = layout_of(call.out)};
-  SdpaPlan* plan =
-      plans_of(stream).plan_for(problem, {call.q, call.k, call.v, call.out}, call.document_starts);
+  const HeadsView out = written(call.codes, call.out, 0);
+  const SdpaProblem problem = {
+      .shape = call.shape,
+      .dtype = call.q.dtype,
+      .codes = call.codes.is_on() ? std::optional(SdpaCodes{.out = out.dtype}) : std::nullopt,
+      .keeps_log_sum_exp = !call.log_sum_exp.empty(),
+      .q = layout_of(call.q),
+      .k = layout_of(call.k),
+      .v = layout_of(call.v),
+      .out = layout_of(out)};
+  SdpaPlan* const plan =
+      plan_of(stream, problem, {call.q, call.k, call.v, out}, call.document_starts);
   if (plan == nullptr) {
-    own_attention_forward(stream, call);
-    return;
+    return own_attention_forward(stream, call);
   }
-  plan->run({.q = call.q.data,
-             .k = call.k.data,
-             .v = call.v.data,
-             .out = call.out.data,
-             .log_sum_exp = call.log_sum_exp.data},
-            cuda_context(stream).workspace);
+  run_plan(stream, *plan,
+           {.q = call.q.data,
+            .k = call.k.data,
+            .v = call.v.data,
+            .out = out.data,
+            .log_sum_exp = call.log_sum_exp.data},
+           call.codes, cuda_context(stream).workspace, call.out.data);
 }
 
 void attention_backward(Stream stream, const AttentionBackward& call) {
   check_head_dim(call.shape);
-  if (call.codes.is_on()) {
-    return codes_backward(stream, call);
-  }
-  SdpaPlan* plan = backward_plan(stream, call);
+  const AttentionBackward to = as_written(call);
+  SdpaPlan* const plan = backward_plan(stream, to);
   if (plan == nullptr) {
-    own_attention_backward(stream, call);
-    return;
+    return own_attention_backward(stream, call);
   }
-  plan->run(backward_pointers(call), call.scratch.data);
+  run_plan(stream, *plan,
+           {.q = to.q.data,
+            .k = to.k.data,
+            .v = to.v.data,
+            .out = to.out.data,
+            .log_sum_exp = to.log_sum_exp.data,
+            .dout = to.dout.data,
+            .dq = to.dq.data,
+            .dk = to.dk.data,
+            .dv = to.dv.data},
+           call.codes, call.scratch.data, call.dq.data);
 }
 
 std::string attention_kernels(Stream stream) {
@@ -365,14 +333,10 @@ std::string attention_kernels(Stream stream) {
 }
 
 std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionBackward& call) {
-  if (call.codes.is_on()) {
-    const AttentionBackward in_codes = with_codes(call);
-    return kAmaxBytes + codes_plan(stream, backward_problem(in_codes), backward_tensors(in_codes),
-                                   call.document_starts)
-                            .workspace_bytes();
-  }
-  const SdpaPlan* plan = backward_plan(stream, call);
-  return plan == nullptr ? std::nullopt : std::optional(plan->workspace_bytes());
+  const SdpaPlan* const plan = backward_plan(stream, as_written(call));
+  return plan == nullptr
+             ? std::nullopt
+             : std::optional(plan->workspace_bytes() + (call.codes.is_on() ? kAmaxBytes : 0));
 }
 
 }  // namespace fp8train::ops::cuda

@@ -8,18 +8,6 @@ namespace {
 
 constexpr int kPack = 8;  // pairs of one thread: 16 bytes of bf16 from each half of a head
 
-/// The arguments of the kernel.
-template <typename T>
-struct RopeCall {
-  T* x;
-  int64_t row_stride, length_capacity;
-  int64_t length, heads, half;
-  const float* cosines;  ///< of position 0 of every sequence
-  const float* sines;
-  const int32_t* document_starts;  ///< may be null
-  float sign;
-};
-
 /// Rotates the pairs (head[j], head[j + half]) for j < N.
 template <int N, typename T>
 __device__ __forceinline__ void rotate(T* head, const float* cosine, const float* sine, float sign,
@@ -42,30 +30,37 @@ __device__ __forceinline__ void rotate(T* head, const float* cosine, const float
 
 /// Blocks in x go over the packs of a position, those in y over positions.
 template <int N, typename T>
-__global__ void rope_kernel(RopeCall<T> call, int64_t rows) {
-  const int64_t packs = call.half / N;
+__global__ void rope_kernel(Rope call, int64_t rows) {
+  const int64_t half = call.head_dim / 2;
+  const int64_t packs = half / N;
+  const float sign = call.inverse ? -1.0F : 1.0F;
+  const auto* const starts = static_cast<const int32_t*>(call.document_starts.data);
   const int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (item >= call.heads * packs) {
     return;
   }
   const int64_t head = item / packs;
   const int64_t j = (item - head * packs) * N;
+  const int64_t first = call.position_offset * half + j;
+  const float* const cosines = static_cast<const float*>(call.cosines.data) + first;
+  const float* const sines = static_cast<const float*>(call.sines.data) + first;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
     const int64_t b = row / call.length;
     const int64_t t = row - b * call.length;
-    T* values = call.x + (b * call.length_capacity + t) * call.row_stride;
-    const int64_t position = t - (call.document_starts == nullptr ? 0 : call.document_starts[row]);
-    rotate<N>(values + head * 2 * call.half + j, call.cosines + position * call.half + j,
-              call.sines + position * call.half + j, call.sign, call.half);
+    T* values = static_cast<T*>(call.x.data) + (b * call.x.length_capacity + t) * call.x.row_stride;
+    const int64_t position = t - (starts == nullptr ? 0 : starts[row]);
+    rotate<N>(values + head * 2 * half + j, cosines + position * half, sines + position * half,
+              sign, half);
   }
 }
 
 /// Starts the kernel with N pairs for a thread.
 template <int N, typename T>
-void run(const Stream& stream, const RopeCall<T>& call, int64_t rows) {
+void run(const Stream& stream, const Rope& call) {
   constexpr int kThreads = 128;
   constexpr int64_t kMostRows = 32768;  // what a grid takes in y, roughly
-  const int64_t items = call.heads * (call.half / N);
+  const int64_t items = call.heads * (call.head_dim / 2 / N);
+  const int64_t rows = call.batch * call.length;
   launch(stream,
          {{static_cast<unsigned>(ceil_div(items, kThreads)),
            static_cast<unsigned>(rows < kMostRows ? rows : kMostRows)},
@@ -78,27 +73,12 @@ void run(const Stream& stream, const RopeCall<T>& call, int64_t rows) {
 void rope(Stream stream, const Rope& call) {
   const int64_t half = call.head_dim / 2;
   with_float_type(call.x.dtype, [&]<typename T>(TypeTag<T>) {
-    const RopeCall<T> arguments = {
-        .x = static_cast<T*>(call.x.data),
-        .row_stride = call.x.row_stride,
-        .length_capacity = call.x.length_capacity,
-        .length = call.length,
-        .heads = call.heads,
-        .half = half,
-        .cosines = call.cosines.as<float>() + call.position_offset * half,
-        .sines = call.sines.as<float>() + call.position_offset * half,
-        .document_starts = call.document_starts.as<int32_t>(),
-        .sign = call.inverse ? -1.0F : 1.0F};
     const size_t wide = sizeof(T) * kPack;
     const bool aligned = half % kPack == 0 && call.x.row_stride % kPack == 0 &&
                          is_aligned(call.x.data, wide) &&
-                         is_aligned(arguments.cosines, sizeof(float) * kPack) &&
-                         is_aligned(arguments.sines, sizeof(float) * kPack);
-    if (aligned) {
-      run<kPack>(stream, arguments, call.batch * call.length);
-    } else {
-      run<1>(stream, arguments, call.batch * call.length);
-    }
+                         is_aligned(call.cosines.data, sizeof(float) * kPack) &&
+                         is_aligned(call.sines.data, sizeof(float) * kPack);
+    aligned ? run<kPack, T>(stream, call) : run<1, T>(stream, call);
   });
 }
 

@@ -2,6 +2,8 @@
 // (the transposed operand) and in squares. Each piece of work is a block or a strip of them, and
 // what is counted are integers, so that no number of threads changes a bit.
 
+#include <type_traits>
+
 #include "base/math.h"
 #include "ops/cast/quantize_support_cpu.h"
 #include "ops/cast/scale_blocks.h"
@@ -211,48 +213,34 @@ void quantize_blocks(Stream /*stream*/, ConstView x, const QuantizedTensor& out,
 void dequantize_blocks(Stream /*stream*/, const Encoded& x, View y) {
   const BlockScales scales = block_scales(x);
   const View& stored = x.codes;
+  const bool is_fp4 = stored.dtype == DType::e2m1;
+  const float tensor_scale = is_fp4 && x.tensor_scale != nullptr ? *x.tensor_scale : 1.0F;
+  const float* const row_scales = is_fp4 ? x.row_scales : nullptr;
   const int64_t rows = stored.shape.rows();
   const int64_t columns = stored.shape.back();
-  with_code_type(stored.dtype, [&](auto code_tag) {
+  const auto pitch = static_cast<int64_t>(bytes_of_rows(stored.dtype, 1, columns));
+  CodeTypes::with(stored.dtype, [&]<typename Code>(TypeTag<Code>) {
     with_float_type(y.dtype, [&](auto y_tag) {
-      const auto* codes = stored.as<typename decltype(code_tag)::Type>();
       auto* data = y.as<typename decltype(y_tag)::Type>();
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
       for (int64_t row = 0; row < rows; ++row) {
+        const Code* const codes = stored.as<Code>() + row * pitch;
+        const float above = row_scales == nullptr ? tensor_scale : row_scales[row];
         for (int64_t block = 0; block < scales.grid.columns; ++block) {
-          const float factor = scales.inverse(row / scales.grid.height, block);
-          const int64_t begin = block * scales.grid.width;
-          const int64_t end = minimum(columns, begin + scales.grid.width);
-          for (int64_t i = row * columns + begin; i < row * columns + end; ++i) {
-            store_from_float(data + i, decode(codes[i]) * factor);
+          const float factor = scales.inverse(row / scales.grid.height, block) * above;
+          const int64_t end = minimum(columns, (block + 1) * scales.grid.width);
+          for (int64_t i = block * scales.grid.width; i < end; ++i) {
+            Code code;
+            if constexpr (std::is_same_v<Code, e2m1>) {
+              code.bits = static_cast<uint8_t>(codes[i / 2].bits >> i % 2 * 4 & 0xFU);
+            } else {
+              code = codes[i];
+            }
+            store_from_float(data + row * columns + i, decode(code) * factor);
           }
         }
       }
     });
-  });
-}
-
-void dequantize_fp4(Stream /*stream*/, const Encoded& x, View y) {
-  const BlockScales scales = block_scales(x);
-  const float tensor_scale = x.tensor_scale == nullptr ? 1.0F : *x.tensor_scale;
-  const int64_t rows = x.codes.shape.rows();
-  const int64_t columns = x.codes.shape.back();
-  const int64_t pitch = ceil_div(columns, int64_t{2});
-  const auto* codes = x.codes.as<uint8_t>();
-  with_float_type(y.dtype, [&](auto tag) {
-    auto* data = y.as<typename decltype(tag)::Type>();
-#pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
-    for (int64_t row = 0; row < rows; ++row) {
-      const float above = x.row_scales == nullptr ? tensor_scale : x.row_scales[row];
-      for (int64_t block = 0; block < scales.grid.columns; ++block) {
-        const float factor = scales.inverse(row, block) * above;
-        const int64_t end = minimum(columns, (block + 1) * scales.grid.width);
-        for (int64_t i = block * scales.grid.width; i < end; ++i) {
-          const auto code = static_cast<uint8_t>(codes[row * pitch + i / 2] >> i % 2 * 4 & 0xFU);
-          store_from_float(data + row * columns + i, decode(e2m1{code}) * factor);
-        }
-      }
-    }
   });
 }
 

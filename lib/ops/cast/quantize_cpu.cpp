@@ -136,7 +136,7 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* ama
 
 void dequantize(Stream stream, const Encoded& x, View y) {
   if (x.format.block != per::tensor) {
-    return (x.format.dtype == DType::e2m1 ? dequantize_fp4 : dequantize_blocks)(stream, x, y);
+    return dequantize_blocks(stream, x, y);
   }
   const float scale = *x.tensor_scale;
   with_code_type(x.codes.dtype, [&](auto code_tag) {

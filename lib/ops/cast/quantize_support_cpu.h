@@ -12,7 +12,7 @@ namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
 /// The parts of quantize() and dequantize() that have blocks, of codes of a byte and of e2m1.
 decltype(ops::quantize) quantize_blocks, quantize_fp4;
-decltype(ops::dequantize) dequantize_blocks, dequantize_fp4;
+decltype(ops::dequantize) dequantize_blocks;
 
 constexpr int64_t kTransposedTile = 64;  ///< rows and columns of a tile that is transposed
 

@@ -11,6 +11,7 @@
 #include "ops/exchange/wire_formats.h"
 #include "ops/exchange/wire_math.h"
 #include "ops/support/in_pairs.h"
+#include "tensor/level_formats.h"
 
 namespace fp8train::ops {
 namespace {
@@ -52,7 +53,7 @@ bool is_wire_format(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return is_summed_type(format.dtype) && format == plain(format.dtype);
   }
-  if (format == two_level_groups()) {
+  if (is_level_format(format)) {
     return true;
   }
   return WireCodes::has(format.dtype) && is_wire_group(format.block) &&
@@ -62,21 +63,34 @@ bool is_wire_format(const TensorFormat& format) {
 }
 
 std::string gradient_wires_text() {
-  return fmt::format("{}, {} with a scale for the tensor, {} with one for {}, or '{}'",
+  return fmt::format("{}, {} with a scale for the tensor, {} with one for {}, or {}",
                      listed(PlainWireTypes::kTypes, ", "), listed(Fp8Types::kTypes, " or "),
                      listed(WireCodes::kTypes, " or "), listed(kWireGroups, " or "),
-                     describe(two_level_groups()));
+                     level_formats_text());
+}
+
+WireLayout wire_layout(const TensorFormat& format, int64_t chunk) {
+  const WireScale scale = wire_scale_of(format.scale_type);
+  WireLayout layout = {.chunk = chunk,
+                       .scales_at = static_cast<int64_t>(storage_bytes(format.dtype, {chunk})),
+                       .code_bits = facts_of(format.dtype).bits,
+                       .largest_code = format_max(format.dtype)};
+  layout.packet_bytes = layout.scales_at;
+  if (format.is_scaled()) {
+    layout.group = format.block.columns;
+    layout.scaled = true;
+    layout.pow2 = scale.pow2;
+    layout.two_level = is_level_format(format);
+    layout.scale_bytes = layout.two_level ? level_scale_bytes(format) : scale.bytes;
+    check(layout.scale_bytes > 0, "wire_layout: no packet has such scales");
+    layout.packet_bytes += ceil_div(chunk, layout.group) * layout.scale_bytes;
+  }
+  layout.packet_bytes = round_up(layout.packet_bytes, kWireAlignment);
+  return layout;
 }
 
 int64_t wire_bytes(const TensorFormat& format, int64_t count) {
-  auto bytes = static_cast<int64_t>(storage_bytes(format.dtype, {count}));
-  if (format == two_level_groups()) {
-    bytes += stored_scales(format, count) * static_cast<int64_t>(sizeof(float));
-  } else if (format.is_scaled()) {
-    check(wire_scale_of(format.scale_type).bytes > 0, "wire_bytes: no packet has such scales");
-    bytes += ceil_div(count, format.block.columns) * wire_scale_of(format.scale_type).bytes;
-  }
-  return round_up(bytes, kWireAlignment);
+  return wire_layout(format, count).packet_bytes;
 }
 
 void pack_wire(Stream stream, const PackWire& call) {

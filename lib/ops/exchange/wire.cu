@@ -9,21 +9,19 @@
 
 #include "base/error.h"
 #include "ops/dispatch/cuda_operations.h"
-#include "ops/exchange/wire_formats.h"
-#include "ops/exchange/wire_math.h"
-#include "ops/storage/encoded.cuh"
+#include "ops/exchange/packet_codes.cuh"
 #include "ops/support/in_pairs.h"
 
 namespace fp8train::ops::cuda {
 namespace {
 
-constexpr int kQuad = 4;  // elements of one thread of a copy, or that packs without scales
-constexpr int kOcto = 8;  // elements of one thread of a sum
-constexpr int kGroup = kStoredBlock.columns;  // elements of a warp that copies codes
-static_assert(kWarp * kQuad == kGroup);
 static_assert(std::all_of(std::begin(kWireGroups), std::end(kWireGroups), [](int group) {
   return std::has_single_bit(static_cast<unsigned>(group)) && group % (2 * kWarp) == 0;
 }));
+
+static_assert(std::all_of(WireCodes::kTypes.begin(), WireCodes::kTypes.end(),
+                          [](DType code) { return size_of(code) == 1; }),
+              "codes are copied as bytes");
 
 /// Where the groups of all chunks are among the packets, and in the tensor. Span: elements of a
 /// group; the last group of a chunk may have fewer.
@@ -47,7 +45,7 @@ struct PacketSlot {
 };
 
 /// A warp has a group of N elements for each lane.
-template <typename Code, int N, bool Aligned>
+template <typename Codes, int N, bool Aligned>
 __global__ void __launch_bounds__(kBlock)
     pack_kernel(DeviceEncoded<false> x, int64_t count, PacketSlot slot, void* packets) {
   constexpr int kSpan = kWarp * N;
@@ -64,84 +62,32 @@ __global__ void __launch_bounds__(kBlock)
     } else {
       x.load<N, false>(i, in_chunk < chunk ? count - i : 0, {}, values);
     }
-    float scale = 1.0F;
-    if (slot.layout.scaled) {
-      uint32_t largest = 0;
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        largest = Largest{}(largest, bits_of(values[j]) & 0x7FFFFFFFU);
-      }
-      scale = stored_scale(float_of(warp_reduce(largest, Largest{})), quiet_nan(),
-                           slot.layout.largest_code, slot.layout.pow2);
-      if (lane_index() == 0) {
-        write_scale(packet + slot.layout.scales_at, slot.layout.pow2, within, scale);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      values[j] *= scale;
-    }
-    if (in_chunk < chunk) {
-      store_pack(reinterpret_cast<Code*>(packet) + in_chunk, encode_pack<Code, N>(values));
-    }
-  });
-}
-
-/// The tensor in a packet of two_level_groups().
-__device__ __forceinline__ DeviceEncoded<> packet_tensor(const WireLayout& layout,
-                                                         const uint8_t* packet) {
-  auto* const bytes = const_cast<uint8_t*>(packet);
-  DeviceEncoded<> tensor = {};
-  tensor.codes = bytes;
-  tensor.scales = reinterpret_cast<float*>(bytes + layout.scales_at);
-  tensor.grouped = tensor.two_level = true;
-  return tensor;
-}
-
-/// Packs codes under scales of two levels. A warp has a group at a time.
-__global__ void __launch_bounds__(kBlock)
-    pack_levels_kernel(DeviceEncoded<false> x, int64_t count, PacketSlot slot, void* packets) {
-  for_each_span<1>(slot.chunks * slot.layout.chunk / kGroup, [&](int64_t group) {
-    int64_t within = 0;
-    const DeviceEncoded<> to =
-        packet_tensor(slot.layout, slot.packet<kGroup>(packets, group, within));
-    const int64_t lane = lane_index() * kQuad;
-    const int64_t i = slot.begin<kGroup>(group) + lane;
-    float values[kQuad];
-    x.load<kQuad, false>(i, count - i, {}, values);
-    to.store<kQuad, true>(within * kGroup + lane, kQuad, to.new_scale(values, {}), 0, values, {});
+    Codes::template pack<N>(slot.layout, packet, within, in_chunk, values);
   });
 }
 
 /// Packs codes and scales that are the wire's already; with Unpack, takes them out of packets. A
-/// warp has a group at a time.
+/// warp has 128 elements at a time, which are whole groups.
 template <bool Unpack>
 __global__ void __launch_bounds__(kBlock)
-    copy_kernel(uint8_t* codes, float* scales, int64_t count, PacketSlot slot, void* packets) {
-  const int in_byte = slot.layout.two_level ? 2 : 1;
-  for_each_span<1>(slot.chunks * slot.layout.chunk / kGroup, [&](int64_t group) {
+    copy_kernel(uint8_t* codes, void* scales, int64_t count, PacketSlot slot, void* packets) {
+  const int in_byte = slot.layout.code_bits < 8 ? 2 : 1;
+  const int in_group = static_cast<int>(slot.layout.group);
+  const int groups = kGroup / in_group;
+  const int first = lane_index() * kQuad;
+  for_each_span<1>(slot.chunks * slot.layout.chunk / kGroup, [&](int64_t span) {
     int64_t within = 0;
-    uint8_t* packet = slot.packet<kGroup>(packets, group, within);
-    const int64_t begin = slot.begin<kGroup>(group);
-    const int64_t i = begin + lane_index() * kQuad;
-    uint8_t* in_packet = packet + (within * kGroup + lane_index() * kQuad) / in_byte;
-    const bool exists = begin < count;
-    float* scale = scales + begin / kGroup;
-    if (lane_index() == 0 && slot.layout.two_level) {
-      auto& stored = reinterpret_cast<GroupScales*>(scales)[begin / kGroup];
-      auto& sent = reinterpret_cast<GroupScales*>(packet + slot.layout.scales_at)[within];
+    uint8_t* packet = slot.packet<kGroup>(packets, span, within);
+    const int64_t begin = slot.begin<kGroup>(span);
+    const int64_t i = begin + first;
+    uint8_t* in_packet = packet + (within * kGroup + first) / in_byte;
+    if (first % in_group == 0) {
+      const int64_t in_tensor = begin / kGroup * groups + first / in_group;
+      const int64_t sent = within * groups + first / in_group;
       if constexpr (!Unpack) {
-        sent = exists ? stored : GroupScales{};
-      } else if (exists) {
-        stored = sent;
-      }
-    } else if (lane_index() == 0) {
-      if constexpr (!Unpack) {
-        write_scale(packet + slot.layout.scales_at, slot.layout.pow2, within,
-                    exists ? copied_scale(*scale) : 1.0F);
-      } else if (exists) {
-        *scale =
-            scale_to_store(read_scale(packet + slot.layout.scales_at, slot.layout.pow2, within));
+        send_scale(slot.layout, scales, in_tensor, i < count, packet, sent);
+      } else if (i < count) {
+        receive_scale(slot.layout, packet, sent, scales, in_tensor);
       }
     }
 #pragma unroll
@@ -155,21 +101,19 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
-/// Starts pack_kernel with groups of 32 N elements.
-template <typename Code, int N>
-void pack_as(const Stream& stream, const PackWire& call, const PacketSlot& slot) {
-  const LaunchShape shape = {blocks_for(stream, call.chunk * call.chunks, kBlock * N), kBlock};
-  const bool aligned = is_aligned(call.x.codes.data);
-  launch(stream, shape, aligned ? pack_kernel<Code, N, true> : pack_kernel<Code, N, false>,
-         encoded<false>(call.x), call.x.count(), slot, call.packets);
-}
-
 /// Starts the instance of pack_kernel for the wire's group.
-template <typename Code, size_t... Index>
+template <typename Codes, size_t... Index>
 void pack_groups(const Stream& stream, const PackWire& call, const PacketSlot& slot,
                  std::index_sequence<Index...> /*indices*/) {
-  const bool packed = ((slot.layout.group == kWireGroups[Index] &&
-                        (pack_as<Code, kWireGroups[Index] / kWarp>(stream, call, slot), true)) ||
+  const bool aligned = is_aligned(call.x.codes.data);
+  const auto pack = [&]<int N>(std::integral_constant<int, N>) {
+    const LaunchShape shape = {blocks_for(stream, call.chunk * call.chunks, kBlock * N), kBlock};
+    launch(stream, shape, aligned ? pack_kernel<Codes, N, true> : pack_kernel<Codes, N, false>,
+           encoded<false>(call.x), call.x.count(), slot, call.packets);
+    return true;
+  };
+  const bool packed = (((sizeof...(Index) == 1 || slot.layout.group == Codes::kGroups[Index]) &&
+                        pack(std::integral_constant<int, Codes::kGroups[Index] / kWarp>{})) ||
                        ...);
   check(packed, "pack_wire: no kernel for this group");
 }
@@ -186,30 +130,8 @@ struct SumArguments {
   int group_shift;  // a group has 2^group_shift elements
 };
 
-/// The values of the eight codes from element `within` of a packet on. They are aligned: packets
-/// are, and threads start at whole eights.
-template <typename Code>
-__device__ __forceinline__ void load_octo(const SumArguments& call, const uint8_t* packet,
-                                          int64_t within, float (&values)[kOcto]) {
-  const float factor = call.layout.scaled
-                           ? reciprocal(read_scale(packet + call.layout.scales_at, call.layout.pow2,
-                                                   within >> call.group_shift))
-                           : 1.0F;
-  const Code* const codes = reinterpret_cast<const Code*>(packet) + within;
-  constexpr int kAtOnce = kOcto * sizeof(Code) <= 16 ? kOcto : 4;
-#pragma unroll
-  for (int i = 0; i < kOcto; i += kAtOnce) {
-    float part[kAtOnce];
-    decode_pack<Code, kAtOnce>(load_pack<kAtOnce>(codes + i), part);
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      values[i + j] = part[j] * factor;
-    }
-  }
-}
-
 /// A thread sums eight elements at a time over all contributions, in order.
-template <typename Code, typename Y, bool Aligned>
+template <typename Codes, typename Y, bool Aligned>
 __global__ void __launch_bounds__(kBlock) sum_kernel(SumArguments call, Y* y) {
   const int64_t stride = int64_t{gridDim.x} * kBlock * kOcto;
   const int64_t summed = call.chunks * call.layout.chunk;
@@ -226,11 +148,8 @@ __global__ void __launch_bounds__(kBlock) sum_kernel(SumArguments call, Y* y) {
       float values[kOcto];
       if (r == call.exact_index) {
         call.exact.load<kOcto, false>(i, call.count - i, {}, values);
-      } else if constexpr (std::is_same_v<Code, e2m1>) {
-        const DeviceEncoded<> from = packet_tensor(call.layout, packet);
-        from.load<kOcto, true>(within, kOcto, from.scale_at(within, kOcto), values);
       } else {
-        load_octo<Code>(call, packet, within, values);
+        Codes::load(call.layout, call.group_shift, packet, within, values);
       }
 #pragma unroll
       for (int j = 0; j < kOcto; ++j) {
@@ -250,13 +169,13 @@ __global__ void __launch_bounds__(kBlock) sum_kernel(SumArguments call, Y* y) {
   }
 }
 
-template <typename Code>
+template <typename Codes>
 void sum_as(const Stream& stream, const SumWire& call, const SumArguments& arguments) {
   const LaunchShape shape = {
       blocks_for(stream, ceil_div(arguments.chunks * arguments.layout.chunk, kOcto)), kBlock};
   const bool aligned = is_aligned(call.y.data);
   PlainWireTypes::with(call.y.dtype, [&]<typename Y>(TypeTag<Y>) {
-    launch(stream, shape, aligned ? sum_kernel<Code, Y, true> : sum_kernel<Code, Y, false>,
+    launch(stream, shape, aligned ? sum_kernel<Codes, Y, true> : sum_kernel<Codes, Y, false>,
            arguments, call.y.as<Y>());
   });
 }
@@ -322,33 +241,23 @@ void pack_wire(Stream stream, const PackWire& call) {
   const PacketSlot slot = {wire_layout(call.format, call.chunk), call.chunks, call.inner,
                            call.range};
   if (slot.layout.scaled && call.x.format == call.format) {
-    check(slot.layout.group == kGroup, "pack_wire: only codes in groups of 128 are copied");
+    check(kGroup % slot.layout.group == 0, "pack_wire: codes are copied in groups of 128 at most");
     launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
-           copy_kernel<false>, call.x.codes.as<uint8_t>(), call.x.scales.as<float>(),
-           call.x.count(), slot, call.packets);
+           copy_kernel<false>, call.x.codes.as<uint8_t>(), call.x.scales.data, call.x.count(), slot,
+           call.packets);
     return;
   }
-  if (!slot.layout.scaled) {
-    return PlainWireTypes::with(call.format.dtype, [&](auto tag) {
-      pack_as<typename decltype(tag)::Type, kQuad>(stream, call, slot);
-    });
-  }
-  if (slot.layout.two_level) {
-    return launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
-                  pack_levels_kernel, encoded<false>(call.x), call.x.count(), slot, call.packets);
-  }
-  WireCodes::with(call.format.dtype, [&](auto tag) {
-    pack_groups<typename decltype(tag)::Type>(stream, call, slot,
-                                              std::make_index_sequence<std::size(kWireGroups)>());
+  with_codes(slot.layout, call.format.dtype, [&]<typename Codes>(Codes) {
+    pack_groups<Codes>(stream, call, slot, std::make_index_sequence<std::size(Codes::kGroups)>());
   });
 }
 
 void unpack_wire(Stream stream, const UnpackWire& call) {
   const Encoded& y = call.y;
   const PacketSlot slot = {wire_layout(y.format, call.chunk), call.chunks, 1, call.range};
-  check(slot.layout.group == kGroup, "unpack_wire: only codes in groups of 128 are copied");
+  check(kGroup % slot.layout.group == 0, "unpack_wire: codes are copied in groups of 128 at most");
   launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
-         copy_kernel<true>, y.codes.as<uint8_t>(), y.scales.as<float>(), y.count(), slot,
+         copy_kernel<true>, y.codes.as<uint8_t>(), y.scales.data, y.count(), slot,
          const_cast<void*>(call.packets));
 }
 
@@ -365,10 +274,8 @@ void sum_wire(Stream stream, const SumWire& call) {
                                   call.range,
                                   call.y.count(),
                                   std::countr_zero(static_cast<uint64_t>(layout.group))};
-  const auto run = [&](auto tag) { sum_as<typename decltype(tag)::Type>(stream, call, arguments); };
-  layout.two_level ? run(TypeTag<e2m1>{})
-  : layout.scaled  ? WireCodes::with(call.format.dtype, run)
-                   : PlainWireTypes::with(call.format.dtype, run);
+  with_codes(layout, call.format.dtype,
+             [&]<typename Codes>(Codes) { sum_as<Codes>(stream, call, arguments); });
 }
 
 void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {

@@ -16,8 +16,6 @@ namespace {
 
 static_assert(std::ranges::all_of(kWireGroups,
                                   [](int group) { return kStoredPiece % group == 0; }));
-static_assert(std::ranges::all_of(WireCodes::kTypes, [](DType code) { return size_of(code) == 1; }),
-              "codes are copied as bytes");
 
 /// A piece of a chunk: elements begin .. begin + length - 1 of chunk `chunk`. They are elements
 /// `element` and on of the tensor, which has the first `present` of them.
@@ -49,36 +47,28 @@ FP8TRAIN_HD Encoded packet_at(const WireLayout& layout, const TensorFormat& form
   auto* const bytes = const_cast<uint8_t*>(packet);
   Encoded tensor({bytes, format.dtype, {layout.chunk}}, format, {});
   if (layout.scaled) {
-    tensor.scales = {bytes + layout.scales_at,
-                     layout.pow2 ? DType::u8 : DType::f32,
-                     {ceil_div(layout.chunk, layout.group) * (layout.two_level ? 3 : 1)}};
+    const DType type = layout.scale_bytes == 1 ? DType::u8 : DType::f32;
+    const int64_t all = ceil_div(layout.chunk, layout.group) * layout.scale_bytes;
+    tensor.scales = {bytes + layout.scales_at, type, {all / static_cast<int64_t>(size_of(type))}};
   }
   return tensor;
 }
 
-/// The scales of two levels that a packet has.
-FP8TRAIN_HD GroupScales* group_scales(const WireLayout& layout, const uint8_t* packet) {
-  return reinterpret_cast<GroupScales*>(const_cast<uint8_t*>(packet) + layout.scales_at);
+/// The bytes of the codes of `count` elements.
+FP8TRAIN_HD int64_t code_bytes(const WireLayout& layout, int64_t count) {
+  return ceil_div(count * layout.code_bits, 8);
 }
 
 /// Copies the groups of a tensor whose codes and scales are the wire's already.
 FP8TRAIN_HD void copy_groups(const WireLayout& layout, const Encoded& x, const ChunkPiece& piece,
                              uint8_t* packet) {
-  const int64_t in_byte = layout.two_level ? 2 : 1;
-  uint8_t* const codes = packet + piece.begin / in_byte;
-  std::memset(codes, 0, static_cast<size_t>(ceil_div(piece.length, in_byte)));
-  std::memcpy(codes, x.codes.as<uint8_t>() + piece.element / in_byte,
-              static_cast<size_t>(ceil_div(piece.present, in_byte)));
+  uint8_t* const codes = packet + code_bytes(layout, piece.begin);
+  std::memset(codes, 0, static_cast<size_t>(code_bytes(layout, piece.length)));
+  std::memcpy(codes, x.codes.as<uint8_t>() + code_bytes(layout, piece.element),
+              static_cast<size_t>(code_bytes(layout, piece.present)));
   for (int64_t at = 0; at < piece.length; at += layout.group) {
-    const int64_t from = (piece.element + at) / layout.group;
-    const int64_t to = (piece.begin + at) / layout.group;
-    const bool exists = at < piece.present;
-    if (layout.two_level) {
-      group_scales(layout, packet)[to] = exists ? x.scales.as<GroupScales>()[from] : GroupScales{};
-    } else {
-      write_scale(packet + layout.scales_at, layout.pow2, to,
-                  exists ? copied_scale(x.scales.as<float>()[from]) : 1.0F);
-    }
+    send_scale(layout, x.scales.data, (piece.element + at) / layout.group, at < piece.present,
+               packet, (piece.begin + at) / layout.group);
   }
 }
 
@@ -162,18 +152,12 @@ void unpack_wire(Stream /*stream*/, const UnpackWire& call) {
   for_each_piece(call, y.count(), [&](const ChunkPiece& piece) {
     const auto* packet =
         static_cast<const uint8_t*>(call.packets) + piece.chunk * layout.packet_bytes;
-    const int64_t in_byte = layout.two_level ? 2 : 1;
-    std::memcpy(y.codes.as<uint8_t>() + piece.element / in_byte, packet + piece.begin / in_byte,
-                static_cast<size_t>(ceil_div(piece.present, in_byte)));
+    std::memcpy(y.codes.as<uint8_t>() + code_bytes(layout, piece.element),
+                packet + code_bytes(layout, piece.begin),
+                static_cast<size_t>(code_bytes(layout, piece.present)));
     for (int64_t at = 0; at < piece.present; at += layout.group) {
-      const int64_t from = (piece.begin + at) / layout.group;
-      const int64_t to = (piece.element + at) / layout.group;
-      if (layout.two_level) {
-        y.scales.as<GroupScales>()[to] = group_scales(layout, packet)[from];
-      } else {
-        y.scales.as<float>()[to] =
-            scale_to_store(read_scale(packet + layout.scales_at, layout.pow2, from));
-      }
+      receive_scale(layout, packet, (piece.begin + at) / layout.group, y.scales.data,
+                    (piece.element + at) / layout.group);
     }
   });
 }

@@ -30,24 +30,17 @@ WireScale wire_scale_of(ScaleType type);
 struct WireLayout {
   int64_t chunk = 0;
   int64_t packet_bytes = 0;
-  int64_t scales_at = 0;  ///< byte at which the scales begin
-  int64_t group = 0;      ///< elements that share a scale, a power of two; 0: none
+  int64_t scales_at = 0;    ///< byte at which the scales begin
+  int64_t group = 0;        ///< elements that share a scale, a power of two; 0: none
+  int64_t scale_bytes = 0;  ///< of the scales of a group
+  int code_bits = 0;
   float largest_code = 0;
   bool scaled = false, pow2 = false;  ///< pow2: scales are bytes
-  bool two_level = false;             ///< scales are GroupScales
+  bool two_level = false;             ///< scales are of AllGroupScales
 };
 
-/// Returns the layout of the packet of a chunk of `chunk` elements.
-inline WireLayout wire_layout(const TensorFormat& format, int64_t chunk) {
-  return {.chunk = chunk,
-          .packet_bytes = wire_bytes(format, chunk),
-          .scales_at = static_cast<int64_t>(storage_bytes(format.dtype, {chunk})),
-          .group = format.is_scaled() ? format.block.columns : 0,
-          .largest_code = format_max(format.dtype),
-          .scaled = format.is_scaled(),
-          .pow2 = wire_scale_of(format.scale_type).pow2,
-          .two_level = codec_of(format) == Codec::two_level};
-}
+/// Host. Returns the layout of the packet of a chunk of `chunk` elements.
+WireLayout wire_layout(const TensorFormat& format, int64_t chunk);
 
 /// Returns the scale of codes that are copied. Codes of zeros may have none yet.
 FP8TRAIN_HD float copied_scale(float stored) {
@@ -58,6 +51,30 @@ FP8TRAIN_HD float copied_scale(float stored) {
 /// already; its scale must not spoil what is stored there next.
 FP8TRAIN_HD float scale_to_store(float scale) {
   return is_finite(scale) ? scale : 1.0F;
+}
+
+/// Writes the scale of group `to` of a packet: that of group `from` of a stored tensor or, unless
+/// that `exists`, of zeros.
+FP8TRAIN_HD void send_scale(const WireLayout& layout, const void* scales, int64_t from, bool exists,
+                            uint8_t* packet, int64_t to) {
+  void* const sent = packet + layout.scales_at;
+  if (layout.two_level) {
+    AllGroupScales::copy(layout.group, scales, from, exists, sent, to);
+  } else {
+    write_scale(sent, layout.pow2, to,
+                exists ? copied_scale(static_cast<const float*>(scales)[from]) : 1.0F);
+  }
+}
+
+/// Stores the scale of group `from` of a packet as that of group `to` of a tensor.
+FP8TRAIN_HD void receive_scale(const WireLayout& layout, const uint8_t* packet, int64_t from,
+                               void* scales, int64_t to) {
+  const void* const sent = packet + layout.scales_at;
+  if (layout.two_level) {
+    AllGroupScales::copy(layout.group, sent, from, true, scales, to);
+  } else {
+    static_cast<float*>(scales)[to] = scale_to_store(read_scale(sent, layout.pow2, from));
+  }
 }
 
 /// The scale of codes whose values are taken times `factor`, finite unless the group is poisoned:

@@ -47,22 +47,25 @@ struct OnlineSum {
   }
 };
 
-/// The arguments of the kernel: CrossEntropy with a known type.
-template <typename X>
+/// The arguments of the kernels. A block has a row.
 struct RowCall {
-  X* logits = nullptr;
-  const int32_t* targets = nullptr;
-  float* losses = nullptr;
-  float* z_losses = nullptr;  ///< may be null
-  int64_t columns = 0;
-  int64_t vocabulary = 0;    ///< of all parts
-  int64_t used = 0;          ///< columns here that it has
-  int64_t first_column = 0;  ///< the token of column 0
-  bool write_gradient = false;
-  const float* gradient_scale = nullptr;  ///< may be null
-  float gradient_factor = 1.0F;
-  const float* target_share = nullptr;  ///< may be null
-  float z_loss = 0.0F;
+  CrossEntropy of;
+  int64_t columns;
+  int64_t used;  ///< columns here that the vocabulary has
+
+  template <typename X>
+  __device__ __forceinline__ X* logits() const {
+    return static_cast<X*>(of.logits.data) + blockIdx.x * columns;
+  }
+  __device__ __forceinline__ int32_t target() const {
+    return static_cast<const int32_t*>(of.targets.data)[blockIdx.x];
+  }
+  __device__ __forceinline__ void set_losses(float loss, float z_loss) const {
+    static_cast<float*>(of.losses.data)[blockIdx.x] = loss;
+    if (of.z_losses.data != nullptr) {
+      static_cast<float*>(of.z_losses.data)[blockIdx.x] = z_loss;
+    }
+  }
 };
 
 /// N elements, aligned to N of them.
@@ -199,83 +202,77 @@ __device__ __forceinline__ void write_zeros(X* x, int64_t columns) {
 
 /// The loss and the gradient of a row whose target is ignored or impossible. Returns whether it is.
 template <int N, typename X>
-__device__ __forceinline__ bool has_no_target(const RowCall<X>& call) {
-  const int32_t target = call.targets[blockIdx.x];
-  if (target >= 0 && target < call.vocabulary) {
+__device__ __forceinline__ bool has_no_target(const RowCall& call) {
+  const int32_t target = call.target();
+  if (target >= 0 && target < call.of.vocabulary) {
     return false;
   }
-  if (target < 0 && call.write_gradient) {
-    write_zeros<N>(call.logits + blockIdx.x * call.columns, call.columns);
+  if (target < 0 && call.of.write_gradient) {
+    write_zeros<N>(call.logits<X>(), call.columns);
   }
   if (threadIdx.x == 0) {
-    call.losses[blockIdx.x] = target < 0 ? 0.0F : float_of(0x7FC00000U);
-    if (call.z_losses != nullptr) {
-      call.z_losses[blockIdx.x] = 0.0F;
-    }
+    call.set_losses(target < 0 ? 0.0F : float_of(0x7FC00000U), 0.0F);
   }
   return true;
 }
 
 /// The loss and the gradient of a row whose statistics are known.
 template <int N, typename X>
-__device__ __forceinline__ void write_row(const RowCall<X>& call, const LogitSum& row) {
+__device__ __forceinline__ void write_row(const RowCall& call, const LogitSum& row) {
+  const CrossEntropy& of = call.of;
   const float target_shifted = row.target - row.largest;
   const float log_sum = log_f32(row.sum);
   const float log_sum_exp = row.largest + log_sum;
   if (threadIdx.x == 0) {
-    call.losses[blockIdx.x] = log_sum - target_shifted;
-    if (call.z_losses != nullptr) {
-      call.z_losses[blockIdx.x] =
-          call.z_loss == 0.0F ? 0.0F : call.z_loss * (log_sum_exp * log_sum_exp);
-    }
+    call.set_losses(log_sum - target_shifted,
+                    of.z_loss == 0.0F ? 0.0F : of.z_loss * (log_sum_exp * log_sum_exp));
   }
-  if (!call.write_gradient) {
+  if (!of.write_gradient) {
     return;
   }
-  const float scale = (call.gradient_scale == nullptr ? 1.0F : *call.gradient_scale) *
-                      (call.target_share == nullptr ? call.gradient_factor : *call.target_share);
-  const float z_slope = 2.0F * call.z_loss * log_sum_exp;
+  const float scale = (of.gradient_scale == nullptr ? 1.0F : *of.gradient_scale) *
+                      (of.target_share == nullptr ? of.gradient_factor : *of.target_share);
+  const float z_slope = 2.0F * of.z_loss * log_sum_exp;
   const float inverse = 1.0F / row.sum;
   const float p = exp_fast(target_shifted) * inverse;
   write_gradient<N>(
-      call.logits + blockIdx.x * call.columns, call.columns, call.used,
-      call.targets[blockIdx.x] - call.first_column,
+      call.logits<X>(), call.columns, call.used, call.target() - of.first_column,
       {row.largest, inverse * (1.0F + z_slope) * scale, ((p - 1.0F) + p * z_slope) * scale});
 }
 
 /// A block has a row, a thread N elements of it at a time.
 template <int N, typename X>
-__global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowCall<X> call) {
+__global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowCall call) {
   FP8TRAIN_SHARED_ARRAY(float, largest_of_warps, kThreads / kWarp);
   FP8TRAIN_SHARED_ARRAY(double, sum_of_warps, kThreads / kWarp);
-  if (has_no_target<N>(call)) {
+  if (has_no_target<N, X>(call)) {
     return;
   }
-  const X* const x = call.logits + blockIdx.x * call.columns;
-  const float at_target = load_as_float(x + call.targets[blockIdx.x]);
-  LogitSum row = sum_of_logits<N>(x, call.vocabulary, largest_of_warps, sum_of_warps);
+  const X* const x = call.logits<X>();
+  const float at_target = load_as_float(x + call.target());
+  LogitSum row = sum_of_logits<N>(x, call.of.vocabulary, largest_of_warps, sum_of_warps);
   row.target = at_target;
-  write_row<N>(call, of_whole_row(row));
+  write_row<N, X>(call, of_whole_row(row));
 }
 
 /// The same with the statistics of all parts.
 template <int N, typename X>
 __global__ void __launch_bounds__(kThreads)
-    cross_entropy_of_parts_kernel(RowCall<X> call, PartsOfRows parts) {
-  if (!has_no_target<N>(call)) {
-    write_row<N>(call, parts.combined(blockIdx.x));
+    cross_entropy_of_parts_kernel(RowCall call, PartsOfRows parts) {
+  if (!has_no_target<N, X>(call)) {
+    write_row<N, X>(call, parts.combined(blockIdx.x));
   }
 }
 
 /// A block has one part of a row.
 template <int N, typename X>
 __global__ void __launch_bounds__(kThreads)
-    statistics_kernel(RowCall<const X> call, int64_t width, LogitSum* statistics) {
+    statistics_kernel(VocabularyStatistics call, int64_t columns, int64_t width) {
   FP8TRAIN_SHARED_ARRAY(float, largest_of_warps, kThreads / kWarp);
   FP8TRAIN_SHARED_ARRAY(double, sum_of_warps, kThreads / kWarp);
   const int64_t begin = blockIdx.y * width;
-  const X* const x = call.logits + blockIdx.x * call.columns + begin;
-  const int32_t target = call.targets[blockIdx.x];
+  const X* const x = static_cast<const X*>(call.logits.data) + blockIdx.x * columns + begin;
+  const int32_t target = static_cast<const int32_t*>(call.targets.data)[blockIdx.x];
   LogitSum part = no_logits();
   if (target >= 0 && target < call.vocabulary) {
     const int64_t first = call.first_column + begin;
@@ -286,6 +283,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   if (threadIdx.x == 0) {
+    auto* const statistics = static_cast<LogitSum*>(call.statistics.data);
     statistics[int64_t{blockIdx.y} * gridDim.x + blockIdx.x] = part;
   }
 }
@@ -329,14 +327,9 @@ void vocabulary_statistics(Stream stream, const VocabularyStatistics& call) {
   const dim3 grid(static_cast<unsigned>(call.logits.shape.rows()),
                   static_cast<unsigned>(call.logits.shape.back() / width));
   with_float_type(call.logits.dtype, [&]<typename X>(TypeTag<X>) {
-    const RowCall<const X> row = {.logits = call.logits.as<X>(),
-                                  .targets = call.targets.as<int32_t>(),
-                                  .columns = call.logits.shape.back(),
-                                  .vocabulary = call.vocabulary,
-                                  .first_column = call.first_column};
-    const bool packed = width % kPack == 0 && is_aligned(row.logits, sizeof(X) * kPack);
+    const bool packed = width % kPack == 0 && is_aligned(call.logits.data, sizeof(X) * kPack);
     launch(stream, {grid, kThreads}, packed ? statistics_kernel<kPack, X> : statistics_kernel<1, X>,
-           row, width, call.statistics.as<LogitSum>());
+           call, call.logits.shape.back(), width);
   });
 }
 
@@ -344,21 +337,9 @@ void cross_entropy(Stream stream, const CrossEntropy& call) {
   const int64_t columns = call.logits.shape.back();
   const auto rows = static_cast<unsigned>(call.logits.shape.rows());
   const PartsOfRows parts = parts_of_rows(call.statistics, rows);
+  const RowCall row = {call, columns, used_columns(call.vocabulary, call.first_column, columns)};
   with_float_type(call.logits.dtype, [&]<typename X>(TypeTag<X>) {
-    const RowCall<X> row = {.logits = call.logits.as<X>(),
-                            .targets = call.targets.as<int32_t>(),
-                            .losses = call.losses.as<float>(),
-                            .z_losses = call.z_losses.as<float>(),
-                            .columns = columns,
-                            .vocabulary = call.vocabulary,
-                            .used = used_columns(call.vocabulary, call.first_column, columns),
-                            .first_column = call.first_column,
-                            .write_gradient = call.write_gradient,
-                            .gradient_scale = call.gradient_scale,
-                            .gradient_factor = call.gradient_factor,
-                            .target_share = call.target_share,
-                            .z_loss = call.z_loss};
-    const bool packed = columns % kPack == 0 && is_aligned(row.logits, sizeof(X) * kPack);
+    const bool packed = columns % kPack == 0 && is_aligned(call.logits.data, sizeof(X) * kPack);
     if (parts.count > 0) {
       launch(stream, {rows, kThreads},
              packed ? cross_entropy_of_parts_kernel<kPack, X> : cross_entropy_of_parts_kernel<1, X>,

@@ -33,39 +33,34 @@ unsigned any_threads(int n) {
   return static_cast<unsigned>(threads < kNormThreads ? threads : kNormThreads);
 }
 
-/// Whether rows lie at multiples of a pack.
-bool has_packs(const NormRows& rows) {
-  return rows.stride % kVec8 == 0;
-}
-
 /// Whether all rows of a call can be read and written in packs.
 bool is_packed(const NormForwardRows& call) {
-  return call.n % kVec8 == 0 && is_aligned(call.x) && is_aligned(call.y) &&
-         is_aligned(call.weight) && is_aligned(call.bias) && is_aligned(call.original) &&
-         is_aligned(call.delta) && is_aligned(call.sum) && has_packs(call.x_rows) &&
-         has_packs(call.y_rows);
+  return call.n % kVec8 == 0 && is_aligned(call.x.data) && is_aligned(call.y.data) &&
+         is_aligned(call.weight.data) && is_aligned(call.bias.data) &&
+         is_aligned(call.original.data) && is_aligned(call.residual.delta.data) &&
+         is_aligned(call.residual.sum.data) && call.rows.stride % kVec8 == 0;
 }
 bool is_packed(const NormBackwardRows& call) {
-  return call.n % kVec8 == 0 && is_aligned(call.x) && is_aligned(call.dy) && is_aligned(call.dx) &&
-         is_aligned(call.weight) && is_aligned(call.weight_partial) && has_packs(call.dy_rows) &&
-         has_packs(call.dx_rows);
+  return call.n % kVec8 == 0 && is_aligned(call.x.data) && is_aligned(call.dy.data) &&
+         is_aligned(call.dx.data) && is_aligned(call.weight.data) &&
+         is_aligned(call.scratch.data) && call.rows.stride % kVec8 == 0;
 }
 
 /// Starts the kernel for the rows: in packs of bf16, or that for any rows.
 void run_forward(const Stream& stream, const NormForwardRows& call) {
   const bool packed = is_packed(call);
   const int64_t team = team_of(call.n, kForwardVecs);
-  if (!packed || call.x_type != DType::bf16 || call.y_type != DType::bf16 ||
+  if (!packed || call.x.dtype != DType::bf16 || call.y.dtype != DType::bf16 ||
       team > kNormMostThreads) {
-    FloatTypes::check(call.x_type);
-    FloatTypes::check(call.y_type);
-    launch(stream, {blocks_for(stream, call.rows, 1), any_threads(call.n)}, norm_forward_any_kernel,
-           call, packed);
+    FloatTypes::check(call.x.dtype);
+    FloatTypes::check(call.y.dtype);
+    launch(stream, {blocks_for(stream, call.count, 1), any_threads(call.n)},
+           norm_forward_any_kernel, call, packed);
     return;
   }
   const int64_t teams = teams_of(team);
-  launch(stream, {blocks_for(stream, call.rows, teams), static_cast<unsigned>(teams * team)},
-         call.mean == nullptr ? norm_forward_kernel<false> : norm_forward_kernel<true>, call,
+  launch(stream, {blocks_for(stream, call.count, teams), static_cast<unsigned>(teams * team)},
+         call.mean.empty() ? norm_forward_kernel<false> : norm_forward_kernel<true>, call,
          static_cast<int>(team));
 }
 
@@ -84,17 +79,17 @@ void launch_backward(const Stream& stream, const NormBackwardRows& call, unsigne
 /// Starts the backward kernel for the rows: in packs of bf16, or that for any rows.
 void run_backward(const Stream& stream, const NormBackwardRows& call) {
   constexpr size_t kMostBytes = size_t{96} << 10;  // every GPU has 99 KiB
-  const auto chunks = static_cast<unsigned>(ceil_div(call.rows, call.chunk_rows));
+  const auto chunks = static_cast<unsigned>(ceil_div(call.count, call.chunk_rows));
   const bool packed = is_packed(call);
-  const bool layer = call.mean != nullptr;
+  const bool layer = !call.mean.empty();
   const int64_t team = team_of(call.n, layer ? kBackwardVecs<true> : kBackwardVecs<false>);
-  if (packed && call.x_type == DType::bf16 && call.dy_type == DType::bf16 &&
-      call.dx_type == DType::bf16 && team <= kNormMostThreads) {
+  if (packed && call.x.dtype == DType::bf16 && call.dy.dtype == DType::bf16 &&
+      call.dx.dtype == DType::bf16 && team <= kNormMostThreads) {
     layer ? launch_backward<true>(stream, call, chunks, team)
           : launch_backward<false>(stream, call, chunks, team);
     return;
   }
-  for (const DType type : {call.x_type, call.dy_type, call.dx_type}) {
+  for (const DType type : {call.x.dtype, call.dy.dtype, call.dx.dtype}) {
     FloatTypes::check(type);
   }
   const size_t bytes = static_cast<size_t>(call.n) * sizeof(float) * (layer ? 2 : 1);
@@ -138,29 +133,32 @@ void add_partial_sums(const Stream& stream, const float* partial, int64_t chunks
 
 /// Computes the result of a norm again, from its statistics, and casts it. A result in bf16 from
 /// bf16 is also written to `y` here, unless that is null; run_forward() has written any other.
-void cast_norm(const Stream& stream, const NormForwardRows& call, void* y,
-               const QuantizeSink& cast) {
-  const bool aligned = is_aligned(call.x) && is_aligned(call.weight) && is_aligned(call.bias);
-  if (call.x_type == DType::bf16 && call.y_type == DType::bf16) {
-    const NormSource source = {
-        static_cast<const bf16*>(call.x), call.weight, call.bias, call.mean, call.rstd, call.n};
-    cast_tiles(stream, source,
-               {.rows = call.rows, .width = call.n, .sink = cast, .aligned = aligned, .y = y});
-    return;
+void cast_norm(const Stream& stream, const NormForward& norm, void* y) {
+  const int64_t n = norm.x.shape.back();
+  const auto* const weight = norm.weight.as<float>();
+  const auto* const bias = norm.bias.as<float>();
+  const auto* const mean = norm.mean.as<float>();
+  const auto* const rstd = norm.rstd.as<float>();
+  const TileCast cast = {
+      .rows = norm.x.shape.rows(),
+      .width = n,
+      .sink = norm.cast,
+      .aligned = is_aligned(norm.x.data) && is_aligned(weight) && is_aligned(bias),
+      .y = y};
+  if (norm.x.dtype == DType::bf16 && norm.y.dtype == DType::bf16) {
+    return cast_tiles(stream, NormSource{norm.x.as<bf16>(), weight, bias, mean, rstd, n}, cast);
   }
   const AnyNormSource source = {
-      const_cast<void*>(call.x),     call.x_type, call.y_type, const_cast<float*>(call.weight),
-      const_cast<float*>(call.bias), call.mean,   call.rstd,   call.n};
-  cast_tiles(stream, source,
-             {.rows = call.rows, .width = call.n, .sink = cast, .aligned = aligned});
+      const_cast<void*>(norm.x.data), norm.x.dtype, norm.y.dtype, weight, bias, mean, rstd, n};
+  cast_tiles(stream, source, cast);
 }
 
 /// Casts the result of a norm in the pass that makes it. Returns false where other kernels have to.
-bool run_cast(const Stream& stream, const NormForwardRows& call, const NormForward& norm) {
-  const QuantizedTensor& out = norm.cast.out;
+bool run_cast(const Stream& stream, const NormForwardRows& call) {
+  const QuantizedTensor& out = call.cast.out;
   const NormCodes codes = {out.rowwise.codes.as<uint8_t>(), out.columnwise.codes.as<uint8_t>(),
                            out.format().dtype};
-  if (!casts_in_one_pass(norm) || !is_packed(call) || !is_aligned(codes.rowwise, kVec8) ||
+  if (!casts_in_one_pass(call) || !is_packed(call) || !is_aligned(codes.rowwise, kVec8) ||
       !is_aligned(codes.columnwise)) {
     return false;
   }
@@ -169,81 +167,43 @@ bool run_cast(const Stream& stream, const NormForwardRows& call, const NormForwa
   const int64_t threads = std::max(int64_t{kWarp}, std::min(teams_of(team), kNormStripRows) * team);
   const int64_t bytes = codes.columnwise == nullptr ? 0 : kNormStripRows * call.n;
   launch(stream,
-         {cast_blocks(stream, ceil_div(call.rows, kNormStripRows), 1),
+         {cast_blocks(stream, ceil_div(call.count, kNormStripRows), 1),
           static_cast<unsigned>(threads), static_cast<size_t>(bytes)},
-         norm.mean.empty() ? norm_cast_kernel<false> : norm_cast_kernel<true>, call,
-         static_cast<int>(team), codes, cast_call(norm.cast));
+         call.mean.empty() ? norm_cast_kernel<false> : norm_cast_kernel<true>, call,
+         static_cast<int>(team), codes, cast_call(call.cast));
   return true;
 }
 
 }  // namespace
 
 void norm_forward(Stream stream, const NormForward& norm) {
-  const int64_t n = norm.x.shape.back();
-  const bool casts = !norm.cast.out.empty();
-  const NormRows layout = norm.rows.or_packed(n);
-  const bool cast_writes = casts && norm.x.dtype == DType::bf16 && norm.y.dtype == DType::bf16;
-  NormForwardRows call = {.x = norm.x.data,
-                          .x_type = norm.x.dtype,
-                          .x_rows = layout,
-                          .weight = norm.weight.as<float>(),
-                          .bias = norm.bias.as<float>(),
-                          .eps = norm.eps,
-                          .y = cast_writes ? nullptr : norm.y.data,
-                          .y_type = norm.y.dtype,
-                          .y_rows = layout,
-                          .original = norm.original.data,
-                          .mean = norm.mean.as<float>(),
-                          .rstd = norm.rstd.as<float>(),
-                          .amax = casts ? nullptr : norm.cast.amax,
-                          .rows = norm.x.shape.rows(),
-                          .n = static_cast<int>(n),
-                          .delta = norm.residual.delta.data,
-                          .sum = norm.residual.sum.data};
-  if (casts) {
-    NormForwardRows whole = call;
-    whole.y = norm.y.data;
-    if (run_cast(stream, whole, norm)) {
-      return;
-    }
+  NormForwardRows call(norm);
+  if (norm.cast.out.empty()) {
+    return run_forward(stream, call);
   }
+  if (run_cast(stream, call)) {
+    return;
+  }
+  const bool cast_writes = norm.x.dtype == DType::bf16 && norm.y.dtype == DType::bf16;
+  call.y.data = cast_writes ? nullptr : norm.y.data;
+  call.cast.amax = nullptr;
   run_forward(stream, call);
-  if (casts) {
-    call.x = norm.residual.empty() ? call.x : call.sum;
-    cast_norm(stream, call, cast_writes ? norm.y.data : nullptr, norm.cast);
-  }
+  NormForward made = norm;
+  made.x = norm.residual.empty() ? norm.x : norm.residual.sum;
+  cast_norm(stream, made, cast_writes ? norm.y.data : nullptr);
 }
 
 void norm_backward(Stream stream, const NormBackward& norm) {
-  const int64_t n = norm.x.shape.back();
-  const int64_t rows = norm.x.shape.rows();
-  const NormRows layout = norm.rows.or_packed(n);
-  const int64_t chunk_rows = norm_chunk_rows(rows / layout.heads) * layout.heads;
-  const int64_t chunks = ceil_div(rows, chunk_rows);
-  float* partial = norm.scratch.as<float>();
-  run_backward(stream, {.dy = norm.dy.data,
-                        .dy_type = norm.dy.dtype,
-                        .dy_rows = layout,
-                        .x = norm.x.data,
-                        .x_type = norm.x.dtype,
-                        .weight = norm.weight.as<float>(),
-                        .mean = norm.mean.as<float>(),
-                        .rstd = norm.rstd.as<float>(),
-                        .dx = norm.dx.data,
-                        .dx_type = norm.dx.dtype,
-                        .dx_rows = layout,
-                        .accumulate = norm.accumulate,
-                        .weight_partial = partial,
-                        .bias_partial = partial + chunks * n,
-                        .rows = rows,
-                        .chunk_rows = chunk_rows,
-                        .n = static_cast<int>(n)});
+  const NormBackwardRows call(norm);
+  run_backward(stream, call);
+  const int64_t chunks = ceil_div(call.count, call.chunk_rows);
+  const auto* const partial = norm.scratch.as<float>();
   const auto add = [&](const float* sums, const View& to) {
-    add_partial_sums(stream, sums, chunks, static_cast<int>(n), to, norm.overwrite_weight_grad);
+    add_partial_sums(stream, sums, chunks, call.n, to, norm.overwrite_weight_grad);
   };
   add(partial, norm.weight_grad);
   if (!norm.bias_grad.empty()) {
-    add(partial + chunks * n, norm.bias_grad);
+    add(partial + chunks * call.n, norm.bias_grad);
   }
 }
 

@@ -73,8 +73,8 @@ __device__ __forceinline__ void for_each_eight(int n, Body body) {
 /// Writes x + delta to `sum` and returns that row. Each thread writes the columns that it reads.
 __device__ __forceinline__ AnyRow add_residual_any(const NormForwardRows& call, const AnyRow& x,
                                                    int64_t at) {
-  const AnyRow delta = {const_cast<void*>(call.delta), call.x_type, at, x.packed};
-  const AnyRow sum = {call.sum, call.x_type, at, x.packed};
+  const AnyRow delta = {const_cast<void*>(call.residual.delta.data), call.x.dtype, at, x.packed};
+  const AnyRow sum = {call.residual.sum.data, call.x.dtype, at, x.packed};
   for_each_eight(call.n, [&](int column, int available) {
     float values[kVec8], added[kVec8];
     x.load(column, available, values);
@@ -88,62 +88,23 @@ __device__ __forceinline__ AnyRow add_residual_any(const NormForwardRows& call, 
   return sum;
 }
 
-/// Returns the statistics of a row that the block's threads share.
-__device__ __forceinline__ RowStatistics row_statistics_any(const NormForwardRows& call,
-                                                            const Team& team, const AnyRow& x,
-                                                            float inverse_count, float* shared) {
-  float mean = 0.0F;
-  if (call.mean != nullptr) {
-    float sum = 0.0F;
-    for_each_eight(call.n, [&](int column, int available) {
-      float values[kVec8];
-      x.load(column, available, values);
-#pragma unroll
-      for (int j = 0; j < kVec8; ++j) {
-        sum += values[j];
-      }
-    });
-    mean = team.sum(sum, shared) * inverse_count;
-  }
-  float square_sum = 0.0F;
-  for_each_eight(call.n, [&](int column, int available) {
-    float values[kVec8];
-    x.load(column, available, values);
-#pragma unroll
-    for (int j = 0; j < kVec8; ++j) {
-      const float value = j < available ? values[j] - mean : 0.0F;
-      square_sum = fmaf(value, value, square_sum);
-    }
-  });
-  return {mean, rsqrtf(fmaf(team.sum(square_sum, shared), inverse_count, call.eps))};
-}
-
 /// Writes the results of a row, and a copy of what it was made from where one is wanted. Returns
 /// the larger of `largest` and the results' magnitudes, before they are rounded.
 __device__ __forceinline__ float write_row_any(const NormForwardRows& call, int64_t row,
                                                const AnyRow& x, const RowStatistics& statistics,
                                                float largest) {
-  const AnyRow weights = {const_cast<float*>(call.weight), DType::f32, 0, x.packed};
-  const AnyRow biases = {const_cast<float*>(call.bias), DType::f32, 0, x.packed};
-  const AnyRow y = {call.y, call.y_type, call.y_rows.at(row, call.n), x.packed};
-  const AnyRow original = {call.original, call.x_type, row * call.n, x.packed};
+  const AnyRow y = {call.y.data, call.y.dtype, call.rows.at(row, call.n), x.packed};
+  const AnyRow original = {call.original.data, call.x.dtype, row * call.n, x.packed};
   for_each_eight(call.n, [&](int column, int available) {
-    float values[kVec8], factors[kVec8];
+    float values[kVec8];
     x.load(column, available, values);
-    if (call.original != nullptr) {
+    if (call.original.data != nullptr) {
       original.store(column, available, values);
     }
-    weights.load(column, available, factors);
-#pragma unroll
-    for (int j = 0; j < kVec8; ++j) {
-      values[j] = (values[j] - statistics.mean) * statistics.rstd * factors[j];
-    }
-    if (call.bias != nullptr) {
-      biases.load(column, available, factors);
-#pragma unroll
-      for (int j = 0; j < kVec8; ++j) {
-        values[j] += factors[j];
-      }
+    if (x.packed) {
+      scale_values<true>(statistics, call.weights(), call.biases(), column, available, values);
+    } else {
+      scale_values<false>(statistics, call.weights(), call.biases(), column, available, values);
     }
     y.store(column, available, values);
 #pragma unroll
@@ -154,35 +115,39 @@ __device__ __forceinline__ float write_row_any(const NormForwardRows& call, int6
   return largest;
 }
 
-/// Computes what norm_forward_kernel computes; call.mean == null: RMSNorm.
+/// Computes what norm_forward_kernel computes; without a mean: RMSNorm.
 __global__ void __launch_bounds__(kNormThreads)
     norm_forward_any_kernel(NormForwardRows call, bool packed) {
   FP8TRAIN_SHARED_ARRAY(float, shared, kNormThreads / kWarp);
   const Team team(static_cast<int>(blockDim.x));
   const float inverse_count = 1.0F / static_cast<float>(call.n);
   float largest = 0.0F;
-  for (int64_t row = blockIdx.x; row < call.rows; row += gridDim.x) {
-    AnyRow x = {const_cast<void*>(call.x), call.x_type, call.x_rows.at(row, call.n), packed};
-    if (call.delta != nullptr) {
+  for (int64_t row = blockIdx.x; row < call.count; row += gridDim.x) {
+    AnyRow x = {const_cast<void*>(call.x.data), call.x.dtype, call.rows.at(row, call.n), packed};
+    if (call.residual.delta.data != nullptr) {
       x = add_residual_any(call, x, row * call.n);
     }
-    const RowStatistics statistics = row_statistics_any(call, team, x, inverse_count, shared);
+    const RowStatistics statistics = row_statistics(
+        call.mean.data != nullptr, team, inverse_count, call.eps, shared, [&](auto body) {
+          for_each_eight(call.n, [&](int column, int available) {
+            float values[kVec8];
+            x.load(column, available, values);
+            body(available, values);
+          });
+        });
     if (threadIdx.x == 0) {
-      call.rstd[row] = statistics.rstd;
-      if (call.mean != nullptr) {
-        call.mean[row] = statistics.mean;
-      }
+      call.store(row, call.mean.data != nullptr, statistics.mean, statistics.rstd);
     }
-    if (call.y == nullptr) {
+    if (call.y.data == nullptr) {
       continue;
     }
     largest = write_row_any(call, row, x, statistics, largest);
   }
-  if (call.amax != nullptr) {
+  if (call.cast.amax != nullptr) {
     // Rounding to the type of y keeps the order.
     float rounded[2] = {largest, 0.0F};
-    round_to_type(call.y_type, rounded);
-    raise_block_amax(call.amax, max_magnitude(rounded[0], 0.0F), shared);
+    round_to_type(call.y.dtype, rounded);
+    raise_block_amax(call.cast.amax, max_magnitude(rounded[0], 0.0F), shared);
   }
 }
 
@@ -192,11 +157,11 @@ struct AnyBackwardRow {
   RowStatistics statistics;
 
   __device__ __forceinline__ AnyBackwardRow(const NormBackwardRows& call, int64_t row, bool packed)
-      : x{const_cast<void*>(call.x), call.x_type, row * call.n, packed},
-        dy{const_cast<void*>(call.dy), call.dy_type, call.dy_rows.at(row, call.n), packed},
-        dx{call.dx, call.dx_type, call.dx_rows.at(row, call.n), packed},
-        weights{const_cast<float*>(call.weight), DType::f32, 0, packed},
-        statistics{call.mean != nullptr ? call.mean[row] : 0.0F, call.rstd[row]} {}
+      : x{const_cast<void*>(call.x.data), call.x.dtype, row * call.n, packed},
+        dy{const_cast<void*>(call.dy.data), call.dy.dtype, call.rows.at(row, call.n), packed},
+        dx{call.dx.data, call.dx.dtype, call.rows.at(row, call.n), packed},
+        weights{const_cast<float*>(call.weights()), DType::f32, 0, packed},
+        statistics{call.means() != nullptr ? call.means()[row] : 0.0F, call.rstds()[row]} {}
 };
 
 /// Returns the slopes of a row that the block's threads share.
@@ -218,7 +183,7 @@ __device__ __forceinline__ RowSlopes row_slopes_any(const NormBackwardRows& call
     }
   });
   const float gradient_mean =
-      call.mean != nullptr ? team.sum(gradient_sum, shared) * inverse_count : 0.0F;
+      call.mean.data != nullptr ? team.sum(gradient_sum, shared) * inverse_count : 0.0F;
   const float rstd = row.statistics.rstd;
   return {gradient_mean, team.sum(projection, shared) * inverse_count * rstd * rstd};
 }
@@ -284,15 +249,13 @@ __global__ void __launch_bounds__(kNormThreads, 4)
   FP8TRAIN_SHARED_DYNAMIC(float, columns);
   FP8TRAIN_SHARED_ARRAY(float, shared, kNormThreads / kWarp);
   const Team team(static_cast<int>(blockDim.x));
-  const bool layer = call.mean != nullptr;
+  const bool layer = call.mean.data != nullptr;
   const int n = call.n;
   const float inverse_count = 1.0F / static_cast<float>(n);
   const int64_t begin = blockIdx.x * call.chunk_rows;
   const int64_t chunk_end = begin + call.chunk_rows;
-  const int64_t end = chunk_end < call.rows ? chunk_end : call.rows;
-  const int64_t partial = int64_t{blockIdx.x} * n;
-  const AnyColumnSums partials = {call.weight_partial + partial,
-                                  layer ? call.bias_partial + partial : nullptr};
+  const int64_t end = chunk_end < call.count ? chunk_end : call.count;
+  const AnyColumnSums partials = {call.partial(false), layer ? call.partial(true) : nullptr};
   const AnyColumnSums in_columns = {columns, layer ? columns + n : nullptr};
   const AnyColumnSums sums = in_shared ? in_columns : partials;
   sums.set(n, nullptr);

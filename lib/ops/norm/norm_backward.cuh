@@ -49,9 +49,9 @@ struct BackwardRow {
 
   __device__ __forceinline__ BackwardRow(const NormBackwardRows& call, const Team& team,
                                          int64_t row, int count)
-      : statistics{kLayer ? call.mean[row] : 0.0F, call.rstd[row]}, length(count) {
-    const bf16* const x_row = static_cast<const bf16*>(call.x) + row * call.n;
-    const bf16* const dy_row = static_cast<const bf16*>(call.dy) + call.dy_rows.at(row, call.n);
+      : statistics{kLayer ? call.means()[row] : 0.0F, call.rstds()[row]}, length(count) {
+    const bf16* const x_row = static_cast<const bf16*>(call.x.data) + row * call.n;
+    const bf16* const dy_row = static_cast<const bf16*>(call.dy.data) + call.rows.at(row, call.n);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
       const int column = (team.lane + v * team.size) * kVec8;
@@ -74,7 +74,7 @@ __device__ __forceinline__ RowSlopes row_slopes(const NormBackwardRows& call, co
     float values[kVec8], gradient[kVec8], weight[kVec8];
     vec8_values(row.x[v], values);
     vec8_values(row.dy[v], gradient);
-    load_values<kVec8, true>(call.weight + (column < call.n ? column : 0), weight, kVec8);
+    load_values<kVec8, true>(call.weights() + (column < call.n ? column : 0), weight, kVec8);
 #pragma unroll
     for (int j = 0; j < kVec8; ++j) {
       const float scaled = gradient[j] * weight[j];
@@ -114,7 +114,7 @@ __device__ __forceinline__ void write_gradient(const NormBackwardRows& call, con
     float values[kVec8], gradient[kVec8], weight[kVec8];
     vec8_values(row.x[v], values);
     vec8_values(row.dy[v], gradient);
-    load_values<kVec8, true>(call.weight + column, weight, kVec8);
+    load_values<kVec8, true>(call.weights() + column, weight, kVec8);
 #pragma unroll
     for (int j = 0; j < kVec8; ++j) {
       const float value = centered<kLayer>(values[j], row.statistics.mean);
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kNormMostThreads)
   const float inverse_count = 1.0F / static_cast<float>(n);
   const int64_t begin = blockIdx.x * call.chunk_rows;
   const int64_t chunk_end = begin + call.chunk_rows;
-  const int64_t end = chunk_end < call.rows ? chunk_end : call.rows;
+  const int64_t end = chunk_end < call.count ? chunk_end : call.count;
   ColumnSums<kLayer> sums;
 #pragma unroll 1
   for (int64_t first = begin; first < end; first += team.count()) {
@@ -159,13 +159,12 @@ __global__ void __launch_bounds__(kNormMostThreads)
     const int64_t index = exists ? first + team.index : begin;
     const BackwardRow<kLayer> row(call, team, index, exists ? n : 0);
     const RowSlopes slopes = row_slopes(call, team, row, inverse_count, shared);
-    bf16* const dx_row = static_cast<bf16*>(call.dx) + call.dx_rows.at(index, n);
+    bf16* const dx_row = static_cast<bf16*>(call.dx.data) + call.rows.at(index, n);
     write_gradient(call, team, row, slopes, dx_row, sums);
   }
-  const int64_t partial = int64_t{blockIdx.x} * n;
-  write_column_sums(team, n, sums.weight, call.weight_partial + partial, columns);
+  write_column_sums(team, n, sums.weight, call.partial(false), columns);
   if constexpr (kLayer) {
-    write_column_sums(team, n, sums.bias, call.bias_partial + partial, columns);
+    write_column_sums(team, n, sums.bias, call.partial(true), columns);
   }
 }
 

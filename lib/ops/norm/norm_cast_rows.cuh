@@ -36,8 +36,8 @@ __device__ __forceinline__ void cast_row(const NormForwardRows& call, const Team
     }
     const Vec8<bf16> y = normed<kLayer>(call, column, x[v], row.statistics);
     state.amax_bits.add(y);
-    if (call.y != nullptr) {
-      store_vec8<true>(static_cast<bf16*>(call.y) + first + column, y, kVec8);
+    if (call.y.data != nullptr) {
+      store_vec8<true>(static_cast<bf16*>(call.y.data) + first + column, y, kVec8);
     }
     const CodeWords words = state.encode(y);
     if (codes.rowwise != nullptr) {
@@ -88,12 +88,12 @@ __global__ void __launch_bounds__(kNormMostThreads)
                            .amax_bits = {},
                            .cast_counts = {}};
   const int64_t stride = int64_t{gridDim.x} * kNormStripRows;
-  for (int64_t first = int64_t{blockIdx.x} * kNormStripRows; first < call.rows; first += stride) {
+  for (int64_t first = int64_t{blockIdx.x} * kNormStripRows; first < call.count; first += stride) {
 #pragma unroll 1
     for (int base = 0; base < kNormStripRows; base += team.count()) {
       const int at = base + team.index;
       const int64_t row = first + at;
-      const bool exists = at < kNormStripRows && row < call.rows;
+      const bool exists = at < kNormStripRows && row < call.count;
       Vec8<bf16> x[kForwardVecs];
       const RowStatistics statistics = read_row<kLayer>(call, team, row, exists, x, shared);
       if (exists) {
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kNormMostThreads)
     }
     if (codes.columnwise != nullptr) {
       __syncthreads();
-      write_strip(reinterpret_cast<const uint32_t*>(strip), call.n / 4, first, call.rows,
+      write_strip(reinterpret_cast<const uint32_t*>(strip), call.n / 4, first, call.count,
                   codes.columnwise);
       __syncthreads();
     }

@@ -23,8 +23,9 @@ __device__ __forceinline__ void load_row(const Team& team, const bf16* row, int 
 __device__ __forceinline__ void add_residual(const NormForwardRows& call, const Team& team,
                                              int64_t at, int length,
                                              Vec8<bf16> (&x)[kForwardVecs]) {
-  const bf16* const delta_row = static_cast<const bf16*>(call.delta) + (length == 0 ? 0 : at);
-  bf16* const sum_row = static_cast<bf16*>(call.sum) + (length == 0 ? 0 : at);
+  const bf16* const delta_row =
+      static_cast<const bf16*>(call.residual.delta.data) + (length == 0 ? 0 : at);
+  bf16* const sum_row = static_cast<bf16*>(call.residual.sum.data) + (length == 0 ? 0 : at);
   Vec8<bf16> delta[kForwardVecs];
   load_row(team, delta_row, length, delta);
 #pragma unroll
@@ -42,63 +43,14 @@ __device__ __forceinline__ void add_residual(const NormForwardRows& call, const 
   }
 }
 
-/// Returns the statistics of a team's row of `length` elements.
-template <bool kLayer>
-__device__ __forceinline__ RowStatistics row_statistics(const Team& team,
-                                                        const Vec8<bf16> (&x)[kForwardVecs],
-                                                        int length, float inverse_count, float eps,
-                                                        float* shared) {
-  float sum = 0.0F;
-  float square_sum = 0.0F;
-#pragma unroll
-  for (int v = 0; v < kForwardVecs; ++v) {
-    float values[kVec8];
-    vec8_values(x[v], values);
-#pragma unroll
-    for (int j = 0; j < kVec8; ++j) {
-      if (kLayer) {
-        sum += values[j];
-      } else {
-        square_sum = fmaf(values[j], values[j], square_sum);
-      }
-    }
-  }
-  const float mean = kLayer ? team.sum(sum, shared) * inverse_count : 0.0F;
-  if (kLayer) {
-#pragma unroll
-    for (int v = 0; v < kForwardVecs; ++v) {
-      float values[kVec8];
-      vec8_values(x[v], values);
-      const bool inside = (team.lane + v * team.size) * kVec8 < length;
-#pragma unroll
-      for (int j = 0; j < kVec8; ++j) {
-        const float value = inside ? values[j] - mean : 0.0F;
-        square_sum = fmaf(value, value, square_sum);
-      }
-    }
-  }
-  return {mean, rsqrtf(fmaf(team.sum(square_sum, shared), inverse_count, eps))};
-}
-
 /// Returns the norm of a pack of a row that starts at `column`.
 template <bool kLayer>
 __device__ __forceinline__ Vec8<bf16> normed(const NormForwardRows& call, int column,
                                              const Vec8<bf16>& x, const RowStatistics& statistics) {
-  float values[kVec8], weight[kVec8];
+  float values[kVec8];
   vec8_values(x, values);
-  load_values<kVec8, true>(call.weight + column, weight, kVec8);
-#pragma unroll
-  for (int j = 0; j < kVec8; ++j) {
-    values[j] = centered<kLayer>(values[j], statistics.mean) * statistics.rstd * weight[j];
-  }
-  if (kLayer && call.bias != nullptr) {
-    float bias[kVec8];
-    load_values<kVec8, true>(call.bias + column, bias, kVec8);
-#pragma unroll
-    for (int j = 0; j < kVec8; ++j) {
-      values[j] += bias[j];
-    }
-  }
+  scale_values<true>({kLayer ? statistics.mean : 0.0F, statistics.rstd}, call.weights(),
+                     kLayer ? call.biases() : nullptr, column, kVec8, values);
   return vec8_of<bf16>(values, kVec8);
 }
 
@@ -109,7 +61,7 @@ __device__ __forceinline__ void write_row(const NormForwardRows& call, const Tea
                                           const RowStatistics& statistics,
                                           AmaxBits<bf16>& amax_bits) {
   const int n = call.n;
-  bf16* const y_row = static_cast<bf16*>(call.y) + call.y_rows.at(row, n);
+  bf16* const y_row = static_cast<bf16*>(call.y.data) + call.rows.at(row, n);
 #pragma unroll
   for (int v = 0; v < kForwardVecs; ++v) {
     const int column = (team.lane + v * team.size) * kVec8;
@@ -117,8 +69,8 @@ __device__ __forceinline__ void write_row(const NormForwardRows& call, const Tea
       continue;
     }
     const Vec8<bf16> y = normed<kLayer>(call, column, x[v], statistics);
-    if (call.original != nullptr) {
-      store_vec8<true>(static_cast<bf16*>(call.original) + row * n + column, x[v], kVec8);
+    if (call.original.data != nullptr) {
+      store_vec8<true>(static_cast<bf16*>(call.original.data) + row * n + column, x[v], kVec8);
     }
     amax_bits.add(y);
     store_vec8<true>(y_row + column, y, kVec8);
@@ -133,17 +85,22 @@ __device__ __forceinline__ RowStatistics read_row(const NormForwardRows& call, c
                                                   Vec8<bf16> (&x)[kForwardVecs], float* shared) {
   const int n = call.n;
   const int length = exists ? n : 0;
-  load_row(team, static_cast<const bf16*>(call.x) + call.x_rows.at(exists ? row : 0, n), length, x);
-  if (call.delta != nullptr) {
+  load_row(team, static_cast<const bf16*>(call.x.data) + call.rows.at(exists ? row : 0, n), length,
+           x);
+  if (call.residual.delta.data != nullptr) {
     add_residual(call, team, row * n, length, x);
   }
   const RowStatistics statistics =
-      row_statistics<kLayer>(team, x, length, 1.0F / static_cast<float>(n), call.eps, shared);
+      row_statistics(kLayer, team, 1.0F / static_cast<float>(n), call.eps, shared, [&](auto body) {
+#pragma unroll
+        for (int v = 0; v < kForwardVecs; ++v) {
+          float values[kVec8];
+          vec8_values(x[v], values);
+          body((team.lane + v * team.size) * kVec8 < length ? kVec8 : 0, values);
+        }
+      });
   if (exists && team.lane == 0) {
-    call.rstd[row] = statistics.rstd;
-    if (kLayer) {
-      call.mean[row] = statistics.mean;
-    }
+    call.store(row, kLayer, statistics.mean, statistics.rstd);
   }
   return statistics;
 }
@@ -156,18 +113,18 @@ __global__ void __launch_bounds__(kNormMostThreads)
   const Team team(team_size);
   AmaxBits<bf16> amax_bits;
   const int64_t stride = int64_t{gridDim.x} * team.count();
-  for (int64_t first = int64_t{blockIdx.x} * team.count(); first < call.rows; first += stride) {
+  for (int64_t first = int64_t{blockIdx.x} * team.count(); first < call.count; first += stride) {
     const int64_t row = first + team.index;
-    const bool exists = row < call.rows;
+    const bool exists = row < call.count;
     Vec8<bf16> x[kForwardVecs];
     const RowStatistics statistics = read_row<kLayer>(call, team, row, exists, x, shared);
-    if (call.y == nullptr || !exists) {
+    if (call.y.data == nullptr || !exists) {
       continue;
     }
     write_row<kLayer>(call, team, row, x, statistics, amax_bits);
   }
-  if (call.amax != nullptr) {
-    raise_block_amax(call.amax, amax_bits.value(), shared);
+  if (call.cast.amax != nullptr) {
+    raise_block_amax(call.cast.amax, amax_bits.value(), shared);
   }
 }
 

@@ -14,46 +14,56 @@ namespace fp8train::ops::cuda {
 constexpr int kNormThreads = 256;      ///< of a block with several teams
 constexpr int kNormMostThreads = 512;  ///< of a team
 
-/// The arguments of a forward kernel: rows of n elements.
-struct NormForwardRows {
-  const void* x;
-  DType x_type;
-  NormRows x_rows;
-  const float* weight;
-  const float* bias;  ///< may be null
-  float eps;
-  void* y;  ///< may be x; null: only the statistics are wanted
-  DType y_type;
-  NormRows y_rows;
-  void* original;  ///< a packed copy of x; may be null
-  float* mean;     ///< LayerNorm only
-  float* rstd;
-  float* amax;  ///< max |y| is combined into it; may be null
-  int64_t rows;
+/// The arguments of a forward kernel: `count` rows of n elements. Without y only the statistics are
+/// wanted.
+struct NormForwardRows : NormForward {
+  int64_t count;
   int n;
-  const void* delta = nullptr;  ///< of ResidualAdd, packed as x; null: none
-  void* sum = nullptr;
+
+  explicit NormForwardRows(const NormForward& norm)
+      : NormForward(norm), count(x.shape.rows()), n(static_cast<int>(x.shape.back())) {
+    rows = rows.or_packed(n);
+  }
+  __device__ __forceinline__ const float* weights() const {
+    return static_cast<const float*>(weight.data);
+  }
+  __device__ __forceinline__ const float* biases() const {
+    return static_cast<const float*>(bias.data);
+  }
+  __device__ __forceinline__ void store(int64_t row, bool layer, float row_mean,
+                                        float row_rstd) const {
+    static_cast<float*>(rstd.data)[row] = row_rstd;
+    if (layer) {
+      static_cast<float*>(mean.data)[row] = row_mean;
+    }
+  }
 };
 
-/// The arguments of a backward kernel: rows of n elements, chunk_rows of them for each partial sum.
-struct NormBackwardRows {
-  const void* dy;
-  DType dy_type;
-  NormRows dy_rows;
-  const void* x;  ///< packed
-  DType x_type;
-  const float* weight;
-  const float* mean;  ///< LayerNorm only
-  const float* rstd;
-  void* dx;  ///< may be dy where the types agree
-  DType dx_type;
-  NormRows dx_rows;
-  bool accumulate;
-  float* weight_partial;  ///< [chunks, n]
-  float* bias_partial;    ///< likewise; LayerNorm only
-  int64_t rows;
-  int64_t chunk_rows;
+/// The arguments of a backward kernel, a block for each chunk_rows rows: `count` rows of n
+/// elements.
+struct NormBackwardRows : NormBackward {
+  int64_t count, chunk_rows;
   int n;
+
+  explicit NormBackwardRows(const NormBackward& norm)
+      : NormBackward(norm), count(x.shape.rows()), n(static_cast<int>(x.shape.back())) {
+    rows = rows.or_packed(n);
+    chunk_rows = norm_chunk_rows(count / rows.heads) * rows.heads;
+  }
+  __device__ __forceinline__ const float* weights() const {
+    return static_cast<const float*>(weight.data);
+  }
+  __device__ __forceinline__ const float* means() const {
+    return static_cast<const float*>(mean.data);
+  }
+  __device__ __forceinline__ const float* rstds() const {
+    return static_cast<const float*>(rstd.data);
+  }
+  /// The block's sums over rows for the weight, or for LayerNorm's bias.
+  __device__ __forceinline__ float* partial(bool of_bias) const {
+    return static_cast<float*>(scratch.data) +
+           ((of_bias ? int64_t{gridDim.x} : 0) + blockIdx.x) * n;
+  }
 };
 
 /// The threads of a block in teams of `size`: a power of two up to 32, or a multiple of 32.
@@ -116,6 +126,59 @@ __device__ __forceinline__ float centered(float x, float mean) {
 struct RowStatistics {
   float mean, rstd;
 };
+
+/// values = (values - mean) * rstd * weight + bias for the eight columns from `column` on, of which
+/// `available` exist; `bias` may be null. Subtracting the mean 0 of RMSNorm changes no bit.
+template <bool Packed>
+__device__ __forceinline__ void scale_values(const RowStatistics& row, const float* weight,
+                                             const float* bias, int64_t column, int64_t available,
+                                             float (&values)[kVec8]) {
+  float factors[kVec8];
+  load_values<kVec8, Packed>(weight + column, factors, available);
+#pragma unroll
+  for (int j = 0; j < kVec8; ++j) {
+    values[j] = (values[j] - row.mean) * row.rstd * factors[j];
+  }
+  if (bias != nullptr) {
+    load_values<kVec8, Packed>(bias + column, factors, available);
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) {
+      values[j] += factors[j];
+    }
+  }
+}
+
+/// Returns the statistics of a row that a team's threads share. for_each_eight(body) calls
+/// body(how many of eight there are, values) for a thread's own, with zeros for others.
+template <typename ForEachEight>
+__device__ __forceinline__ RowStatistics row_statistics(bool layer, const Team& team,
+                                                        float inverse_count, float eps,
+                                                        float* shared,
+                                                        ForEachEight for_each_eight) {
+  float sum = 0.0F;
+  float square_sum = 0.0F;
+  for_each_eight([&](int /*available*/, const float(&values)[kVec8]) {
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) {
+      if (layer) {
+        sum += values[j];
+      } else {
+        square_sum = fmaf(values[j], values[j], square_sum);
+      }
+    }
+  });
+  const float mean = layer ? team.sum(sum, shared) * inverse_count : 0.0F;
+  if (layer) {
+    for_each_eight([&](int available, const float(&values)[kVec8]) {
+#pragma unroll
+      for (int j = 0; j < kVec8; ++j) {
+        const float value = j < available ? values[j] - mean : 0.0F;
+        square_sum = fmaf(value, value, square_sum);
+      }
+    });
+  }
+  return {mean, rsqrtf(fmaf(team.sum(square_sum, shared), inverse_count, eps))};
+}
 
 /// The terms that every dx of a row subtracts: mean(g), and mean(g * xhat) as a factor of x.
 struct RowSlopes {

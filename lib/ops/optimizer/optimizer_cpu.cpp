@@ -146,29 +146,26 @@ struct UpdatePiece {
   }
 };
 
-/// The new scales of tensors that have one scale; 1 for others.
-struct TensorScales {
-  float weight = 1.0F, first = 1.0F, second = 1.0F;
-};
+/// The tensors of a call that may have one scale: the weight and both moments.
+struct ScaledTensors {
+  const Encoded* of[3];
 
-FP8TRAIN_HD float new_tensor_scale(const Encoded& tensor, uint32_t largest) {
-  return has_tensor_scale(tensor) ? new_scale(tensor, largest, *tensor.scales.as<float>()) : 1.0F;
-}
-FP8TRAIN_HD void keep_tensor_scale(const Encoded& tensor, float scale) {
-  if (has_tensor_scale(tensor)) {
-    *tensor.scales.as<float>() = scale;
+  FP8TRAIN_HD explicit ScaledTensors(const AdamW& call)
+      : of{&call.weight, &call.moment1, &call.moment2} {}
+  FP8TRAIN_HD bool has_scales() const {
+    return has_tensor_scale(*of[0]) || has_tensor_scale(*of[1]) || has_tensor_scale(*of[2]);
   }
-}
-
-/// The largest new magnitudes of the three tensors, as bits.
-struct TensorAmaxBits {
-  uint32_t weight = 0, first = 0, second = 0;
 };
 
-FP8TRAIN_HD bool has_tensor_scales(const AdamW& call) {
-  return has_tensor_scale(call.weight) || has_tensor_scale(call.moment1) ||
-         has_tensor_scale(call.moment2);
-}
+/// Their new scales; 1 for those that have none.
+struct TensorScales {
+  float of[3] = {1.0F, 1.0F, 1.0F};
+};
+
+/// Their largest new magnitudes, as bits.
+struct TensorAmaxBits {
+  uint32_t of[3] = {};
+};
 
 /// Finds the largest new magnitudes in a pass that stores nothing. Maxima are integers: no order of
 /// threads changes them.
@@ -176,59 +173,43 @@ FP8TRAIN_HD TensorAmaxBits find_tensor_amax_bits(const AdamW& call, const AdamWF
   const bool of_weight = has_tensor_scale(call.weight);
   const int64_t count = call.weight.count();
   const int64_t pieces = ceil_div(count, kStoredPiece);
-  uint32_t largest = 0;
-  uint32_t largest1 = 0;
-  uint32_t largest2 = 0;
-#pragma omp parallel for schedule(static) \
-    reduction(max                         \
-              : largest, largest1, largest2) if (count >= kParallelElements)
+  uint32_t largest[3] = {};
+#pragma omp parallel for schedule(static) reduction(max \
+                                                    : largest[:3]) if (count >= kParallelElements)
   for (int64_t index = 0; index < pieces; ++index) {
     const int64_t begin = index * kStoredPiece;
     const int64_t length = minimum(kStoredPiece, count - begin);
     UpdatePiece piece;  // NOLINT(cppcoreguidelines-pro-type-member-init): update() fills it
     float* const weights = of_weight ? piece.weights(call.weight, begin, length) : nullptr;
     piece.update(call, factors, begin, length, weights);
-    const uint32_t here = of_weight ? largest_magnitude(weights, length) : 0;
-    const uint32_t here1 = largest_magnitude(piece.first, length);
-    const uint32_t here2 = largest_magnitude(piece.second, length);
-    largest = here > largest ? here : largest;
-    largest1 = here1 > largest1 ? here1 : largest1;
-    largest2 = here2 > largest2 ? here2 : largest2;
+    const float* const values[] = {weights, piece.first, piece.second};
+    for (int t = of_weight ? 0 : 1; t < 3; ++t) {
+      const uint32_t here = largest_magnitude(values[t], length);
+      largest[t] = here > largest[t] ? here : largest[t];
+    }
   }
-  return {largest, largest1, largest2};
+  return {{largest[0], largest[1], largest[2]}};
 }
 
-/// Raises the amax in the slot next to a tensor's scale.
-FP8TRAIN_HD void raise_tensor_amax(const Encoded& tensor, uint32_t amax_bits) {
-  if (has_tensor_scale(tensor)) {
-    float& amax = tensor.scales.as<float>()[1];
-    amax = amax_bits > bits_of(amax) ? float_of(amax_bits) : amax;
-  }
-}
-/// Takes that amax, as bits, and resets it.
-FP8TRAIN_HD uint32_t take_tensor_amax(const Encoded& tensor) {
-  if (!has_tensor_scale(tensor)) {
-    return 0;
-  }
-  float& amax = tensor.scales.as<float>()[1];
-  const uint32_t amax_bits = bits_of(amax);
-  amax = 0.0F;
-  return amax_bits;
-}
-
-/// The scales that follow from the amax of the new values.
+/// The scales that follow from the amax of the new values, which may lie next to the old scales: it
+/// is reset there.
 FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactors& factors) {
-  if (!has_tensor_scales(call)) {
-    return {};
+  const ScaledTensors tensors(call);
+  TensorScales scales;
+  if (!tensors.has_scales()) {
+    return scales;
   }
-  const TensorAmaxBits all_amax_bits =
-      call.amax_known
-          ? TensorAmaxBits{take_tensor_amax(call.weight), take_tensor_amax(call.moment1),
-                           take_tensor_amax(call.moment2)}
-          : find_tensor_amax_bits(call, factors);
-  return {new_tensor_scale(call.weight, all_amax_bits.weight),
-          new_tensor_scale(call.moment1, all_amax_bits.first),
-          new_tensor_scale(call.moment2, all_amax_bits.second)};
+  const TensorAmaxBits found =
+      call.amax_known ? TensorAmaxBits{} : find_tensor_amax_bits(call, factors);
+  for (int t = 0; t < 3; ++t) {
+    if (has_tensor_scale(*tensors.of[t])) {
+      float* const stored = tensors.of[t]->scales.as<float>();
+      const uint32_t largest = call.amax_known ? bits_of(stored[1]) : found.of[t];
+      stored[1] = call.amax_known ? 0.0F : stored[1];
+      scales.of[t] = new_scale(*tensors.of[t], largest, stored[0]);
+    }
+  }
+  return scales;
 }
 
 /// Updates elements begin .. end - 1 of a call whose tensors are not all fp32.
@@ -245,20 +226,20 @@ static __attribute__((noinline)) void update_encoded(const AdamW& call, const Ad
     uint8_t present[kStoredPiece];
     store_run(call.moment1, begin, length,
               {.values = piece.first,
-               .tensor_scale = scales.first,
+               .tensor_scale = scales.of[1],
                .present = present,
                .draw = draw(RoundingRole::moment1)});
     store_run(call.moment2, begin, length,
               {.values = piece.second,
-               .tensor_scale = scales.second,
+               .tensor_scale = scales.of[2],
                .floored = floors ? present : kNoneFloored,
                .draw = draw(RoundingRole::moment2)});
     if (!is_fp32(call.weight)) {
       store_run(
           call.weight, begin, length,
-          {.values = weights, .tensor_scale = scales.weight, .draw = draw(RoundingRole::weight)});
+          {.values = weights, .tensor_scale = scales.of[0], .draw = draw(RoundingRole::weight)});
       if (!call.copy.empty()) {
-        load_run(call.weight, begin, length, scales.weight, weights);
+        load_run(call.weight, begin, length, scales.of[0], weights);
       }
     }
     write_copy(weights, call.copy, begin, length);
@@ -309,14 +290,17 @@ void prepare_step(Stream /*stream*/, StepControl* control, float max_norm,
 }
 
 void adamw_amax(Stream /*stream*/, const AdamW& call, const StepControl* control) {
-  if (control->skip != 0 || !has_tensor_scales(call)) {
+  const ScaledTensors tensors(call);
+  if (control->skip != 0 || !tensors.has_scales()) {
     return;
   }
-  const TensorAmaxBits all_amax_bits =
-      find_tensor_amax_bits(call, adamw_factors(rates_of(call), *control));
-  raise_tensor_amax(call.weight, all_amax_bits.weight);
-  raise_tensor_amax(call.moment1, all_amax_bits.first);
-  raise_tensor_amax(call.moment2, all_amax_bits.second);
+  const TensorAmaxBits found = find_tensor_amax_bits(call, adamw_factors(rates_of(call), *control));
+  for (int t = 0; t < 3; ++t) {
+    if (has_tensor_scale(*tensors.of[t])) {
+      float& amax = tensors.of[t]->scales.as<float>()[1];
+      amax = found.of[t] > bits_of(amax) ? float_of(found.of[t]) : amax;
+    }
+  }
 }
 
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
@@ -343,10 +327,11 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
             cast_piece(sink, call.weight.codes.as<float>() + begin, 0, begin, end - begin, counts);
           }
         });
-    if (!skip) {
-      keep_tensor_scale(call.weight, scales.weight);
-      keep_tensor_scale(call.moment1, scales.first);
-      keep_tensor_scale(call.moment2, scales.second);
+    const ScaledTensors tensors(call);
+    for (int t = 0; t < 3 && !skip; ++t) {
+      if (has_tensor_scale(*tensors.of[t])) {
+        *tensors.of[t]->scales.as<float>() = scales.of[t];
+      }
     }
   }
   if (cast_later) {

@@ -172,10 +172,12 @@ __global__ void __launch_bounds__(kThreads, 4) add_tokens_kernel(TokenRows<DY> c
 }
 
 /// position_grad[p] += dy[p - first_row], dy[p - first_row + T], ... in order, those that exist.
-template <typename DY>
+/// Documents: positions count from the beginning of documents, and every row is looked at.
+template <typename DY, bool Documents>
 struct AddPositions {
   const DY* dy;
   float* position_grad;
+  const int32_t* document_starts;  ///< of the first row on
   int64_t rows, sequence_length, columns;
   int64_t first_row;  ///< below sequence_length
 
@@ -184,41 +186,25 @@ struct AddPositions {
     const int64_t position = i / columns;
     const int64_t column = i - position * columns;
     Pack<float, N> sums = load_pack<N>(position_grad + i);
-    const int64_t first = position - first_row;
-#pragma unroll 4
-    for (int64_t row = first < 0 ? first + sequence_length : first; row < rows;
-         row += sequence_length) {
+    const auto add = [&](int64_t row) {
       const Pack<DY, N> values = load_pack<N>(dy + row * columns + column);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         sums.values[j] += load_as_float(&values.values[j]);
       }
-    }
-    store_pack(position_grad + i, sums);
-  }
-};
-
-/// Adds up the gradients of positions that count from the beginning of documents: it looks at every
-/// row.
-template <typename DY>
-struct AddDocumentPositions {
-  const DY* dy;
-  float* position_grad;
-  const int32_t* document_starts;  ///< of the first row on
-  int64_t rows, sequence_length, columns, first_row;
-
-  template <int N>
-  __device__ void run(int64_t i) const {
-    const int64_t position = i / columns;
-    const int64_t column = i - position * columns;
-    Pack<float, N> sums = load_pack<N>(position_grad + i);
-    for (int64_t row = 0; row < rows; ++row) {
-      if ((first_row + row) % sequence_length - document_starts[row] == position) {
-        const Pack<DY, N> values = load_pack<N>(dy + row * columns + column);
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-          sums.values[j] += load_as_float(&values.values[j]);
+    };
+    if constexpr (Documents) {
+      for (int64_t row = 0; row < rows; ++row) {
+        if ((first_row + row) % sequence_length - document_starts[row] == position) {
+          add(row);
         }
+      }
+    } else {
+      const int64_t first = position - first_row;
+#pragma unroll 4
+      for (int64_t row = first < 0 ? first + sequence_length : first; row < rows;
+           row += sequence_length) {
+        add(row);
       }
     }
     store_pack(position_grad + i, sums);
@@ -264,15 +250,15 @@ void add_positions(const Stream& stream, const EmbeddingBackward& call, bool ali
   const int64_t length = call.sequence_length;
   const int64_t first = call.first_row % length;
   const int64_t positions = first + rows < length ? first + rows : length;
+  const auto* const dy = call.dy.as<DY>();
+  auto* const grad = call.position_grad.as<float>();
   if (call.document_starts.empty()) {
     map<kPack>(stream, positions * columns, aligned,
-               AddPositions<DY>{call.dy.as<DY>(), call.position_grad.as<float>(), rows, length,
-                                columns, first});
+               AddPositions<DY, false>{dy, grad, nullptr, rows, length, columns, first});
   } else {
+    const auto* const starts = call.document_starts.as<int32_t>() + call.first_row;
     map<kPack>(stream, call.position_grad.count(), aligned,
-               AddDocumentPositions<DY>{call.dy.as<DY>(), call.position_grad.as<float>(),
-                                        call.document_starts.as<int32_t>() + call.first_row, rows,
-                                        length, columns, first});
+               AddPositions<DY, true>{dy, grad, starts, rows, length, columns, first});
   }
 }
 

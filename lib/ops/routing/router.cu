@@ -67,7 +67,7 @@ void run_rows(const Stream& stream, const Rows& of_call, int64_t rows) {
 }  // namespace
 
 void route(Stream stream, const Route& call) {
-  run_rows(stream, rows_of_call(call), call.logits.shape.rows());
+  run_rows(stream, RouteRows{call}, call.logits.shape.rows());
 }
 
 void count_choices(Stream stream, ConstView chosen, View counts) {
@@ -82,7 +82,7 @@ void add_loads(Stream stream, ConstView counts, int64_t capacity, View loads) {
 }
 
 void route_backward(Stream stream, const RouteBackward& call) {
-  run_rows(stream, rows_of_call(call), call.logits.shape.rows());
+  run_rows(stream, RouteBackwardRows(call), call.logits.shape.rows());
 }
 
 void update_router_bias(Stream stream, const RouterBiasUpdate& call) {

@@ -19,7 +19,7 @@ FP8TRAIN_HD void run_rows(const Rows& of_call, const ConstView& logits) {
 }  // namespace
 
 void route(Stream /*stream*/, const Route& call) {
-  run_rows(rows_of_call(call), call.logits);
+  run_rows(RouteRows{call}, call.logits);
 }
 
 void count_choices(Stream /*stream*/, ConstView chosen, View counts) {
@@ -52,7 +52,7 @@ void add_loads(Stream /*stream*/, ConstView counts, int64_t capacity, View loads
 }
 
 void route_backward(Stream /*stream*/, const RouteBackward& call) {
-  run_rows(rows_of_call(call), call.logits);
+  run_rows(RouteBackwardRows(call), call.logits);
 }
 
 void update_router_bias(Stream /*stream*/, const RouterBiasUpdate& call) {

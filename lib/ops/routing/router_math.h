@@ -191,84 +191,57 @@ FP8TRAIN_HD float balance_of_row(const RouterRule& rule, const RouterScores& sco
 
 /// The rows of route(), for kernels.
 struct RouteRows {
-  RouterRule rule;
-  const float *logits, *bias;
-  float* keys;
-  int32_t* chosen;
-  float* probabilities;
+  Route call;
 
   FP8TRAIN_HD void run(int64_t row) const {
-    const int64_t first = row * rule.experts;
-    const int64_t choice = row * rule.per_token;
-    route_row(rule, logits + first, bias, keys + first, chosen + choice, probabilities + choice);
+    const int64_t first = row * call.rule.experts;
+    const int64_t choice = row * call.rule.per_token;
+    route_row(call.rule, static_cast<const float*>(call.logits.data) + first,
+              static_cast<const float*>(call.bias.data),
+              static_cast<float*>(call.keys.data) + first,
+              static_cast<int32_t*>(call.chosen.data) + choice,
+              static_cast<float*>(call.probabilities.data) + choice);
   }
 };
-
-inline RouteRows rows_of_call(const Route& call) {
-  return {call.rule,
-          call.logits.as<float>(),
-          call.bias.as<float>(),
-          call.keys.as<float>(),
-          call.chosen.as<int32_t>(),
-          call.probabilities.as<float>()};
-}
 
 /// The rows of route_backward(), for kernels.
 struct RouteBackwardRows {
-  RouterRule rule;
-  const float* logits;
-  const int32_t* chosen;
-  const float* gradients;
-  float* d_logits;
-  const float* counts;  ///< null: no balance loss
-  int64_t length;       ///< of a sequence here
-  int64_t ranks;
-  float balance_loss, z_loss;
-  const float* gradient_scale;
-  float gradient_factor;
-  float* losses;  ///< [2, rows]; null: they are not written
+  RouteBackward call;
   int64_t rows;
+  int64_t length;  ///< of a sequence here
+
+  explicit RouteBackwardRows(const RouteBackward& of)
+      : call(of),
+        rows(of.logits.shape.rows()),
+        length(of.counts.empty() ? 1 : rows / of.counts.shape.rows()) {}
 
   FP8TRAIN_HD void run(int64_t row) const {
+    const RouterRule& rule = call.rule;
     const int64_t first = row * rule.experts;
     const int64_t choice = row * rule.per_token;
-    const float scale = (gradient_scale == nullptr ? 1.0F : *gradient_scale) * gradient_factor;
-    RouterLosses of_row = {nullptr, 0.0F, 2.0F * z_loss * scale};
-    const auto choices = static_cast<float>(rule.per_token * length * ranks);
-    if (counts != nullptr) {
-      of_row.counts = counts + row / length * rule.experts;
-      of_row.balance = balance_loss * scale * static_cast<float>(rule.experts) / choices;
+    const auto* const logits = static_cast<const float*>(call.logits.data) + first;
+    const float scale =
+        (call.gradient_scale == nullptr ? 1.0F : *call.gradient_scale) * call.gradient_factor;
+    RouterLosses of_row = {nullptr, 0.0F, 2.0F * call.z_loss * scale};
+    const auto choices = static_cast<float>(rule.per_token * length * call.ranks);
+    if (call.counts.data != nullptr) {
+      of_row.counts = static_cast<const float*>(call.counts.data) + row / length * rule.experts;
+      of_row.balance = call.balance_loss * scale * static_cast<float>(rule.experts) / choices;
     }
-    route_backward_row(rule, logits + first, chosen + choice, gradients + choice, of_row,
-                       d_logits + first);
-    if (losses != nullptr) {
-      const RouterScores scores = scores_of(rule, logits + first);
+    route_backward_row(rule, logits, static_cast<const int32_t*>(call.chosen.data) + choice,
+                       static_cast<const float*>(call.gradients.data) + choice, of_row,
+                       static_cast<float*>(call.d_logits.data) + first);
+    if (auto* const losses = static_cast<float*>(call.losses.data); losses != nullptr) {
+      const RouterScores scores = scores_of(rule, logits);
       const float z = scores.log_sum_exp();
-      losses[row] = counts == nullptr ? 0.0F
-                                      : balance_loss * static_cast<float>(rule.experts) / choices *
-                                            balance_of_row(rule, scores, of_row.counts);
-      losses[rows + row] = z_loss * z * z;
+      losses[row] = of_row.counts == nullptr
+                        ? 0.0F
+                        : call.balance_loss * static_cast<float>(rule.experts) / choices *
+                              balance_of_row(rule, scores, of_row.counts);
+      losses[rows + row] = call.z_loss * z * z;
     }
   }
 };
-
-inline RouteBackwardRows rows_of_call(const RouteBackward& call) {
-  const bool balances = !call.counts.empty();
-  return {call.rule,
-          call.logits.as<float>(),
-          call.chosen.as<int32_t>(),
-          call.gradients.as<float>(),
-          call.d_logits.as<float>(),
-          call.counts.as<float>(),
-          balances ? call.logits.shape.rows() / call.counts.shape.rows() : 1,
-          call.ranks,
-          call.balance_loss,
-          call.z_loss,
-          call.gradient_scale,
-          call.gradient_factor,
-          call.losses.as<float>(),
-          call.logits.shape.rows()};
-}
 
 /// The loads of a layer: [ranks, experts], with other ones between ranks.
 struct LayerLoads {

@@ -76,27 +76,25 @@ struct SentRow {
 /// return_rows() for map: elements of y.
 template <typename X>
 struct ReturnedRow {
-  const X* x;
-  const int32_t* slots;
-  const float* weights;  ///< null: 1
-  const float* addend;   ///< may be null
+  ReturnedRows of;
   int64_t per_token, columns;
-  bool adds;
-  X* y;
 
   template <int N>
   __device__ void run(int64_t i) const {
     const int64_t row = i / columns;
+    const auto* const slots = static_cast<const int32_t*>(of.slots.data);
+    const auto* const weights = static_cast<const float*>(of.weights.data);
+    X* const y = static_cast<X*>(of.y.data) + i;
     float sum[N] = {};
-    if (adds) {
-      const Pack<X, N> before = load_pack<N>(y + i);
+    if (of.adds) {
+      const Pack<X, N> before = load_pack<N>(y);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         sum[j] = load_as_float(&before.values[j]);
       }
     }
-    if (addend != nullptr) {
-      const Pack<float, N> more = load_pack<N>(addend + i);
+    if (of.addend.data != nullptr) {
+      const Pack<float, N> more = load_pack<N>(static_cast<const float*>(of.addend.data) + i);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         sum[j] += more.values[j];
@@ -108,7 +106,8 @@ struct ReturnedRow {
         continue;
       }
       const float weight = weights == nullptr ? 1.0F : weights[choice];
-      const Pack<X, N> in = load_pack<N>(x + slot * columns + (i - row * columns));
+      const Pack<X, N> in =
+          load_pack<N>(static_cast<const X*>(of.x.data) + slot * columns + (i - row * columns));
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         sum[j] += weight * load_as_float(&in.values[j]);
@@ -119,7 +118,7 @@ struct ReturnedRow {
     for (int j = 0; j < N; ++j) {
       store_from_float(&out.values[j], sum[j]);
     }
-    store_pack(y + i, out);
+    store_pack(y, out);
   }
 };
 
@@ -183,9 +182,7 @@ void return_rows(Stream stream, const ReturnedRows& call) {
                       is_aligned(call.addend.data, kPack * sizeof(float));
   with_float_type(call.y.dtype, [&]<typename X>(TypeTag<X>) {
     map<kPack>(stream, call.y.count(), packed,
-               ReturnedRow<X>{call.x.as<X>(), call.slots.as<int32_t>(), call.weights.as<float>(),
-                              call.addend.as<float>(), call.slots.shape.back(), columns, call.adds,
-                              call.y.as<X>()});
+               ReturnedRow<X>{call, call.slots.shape.back(), columns});
   });
 }
 

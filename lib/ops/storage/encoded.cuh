@@ -10,40 +10,6 @@ namespace fp8train::ops::cuda {
 /// Elements that a warp finds one scale for.
 constexpr int kGroupSpan = kStoredBlock.columns;
 
-/// The values of N codes, without their scale.
-template <typename Code, int N>
-__device__ __forceinline__ void decode_pack(const Pack<Code, N>& pack, float (&values)[N]) {
-#pragma unroll
-  for (int j = 0; j < N; j += 2) {
-    if constexpr (sizeof(Code) == 1) {
-      const uint32_t low = __builtin_bit_cast(uint8_t, pack.values[j]);
-      const uint32_t high = __builtin_bit_cast(uint8_t, pack.values[j + 1]);
-      decode_pair<Code>(low | high << 8, values[j], values[j + 1]);
-    } else {
-      values[j] = decode(pack.values[j]);
-      values[j + 1] = decode(pack.values[j + 1]);
-    }
-  }
-}
-
-/// Codes of N scaled values.
-template <typename Code, int N>
-__device__ __forceinline__ Pack<Code, N> encode_pack(const float (&scaled)[N]) {
-  Pack<Code, N> pack;
-#pragma unroll
-  for (int j = 0; j < N; j += 2) {
-    if constexpr (sizeof(Code) == 1) {
-      const uint32_t pair = encode_pair<Code>(scaled[j], scaled[j + 1]);
-      pack.values[j] = __builtin_bit_cast(Code, static_cast<uint8_t>(pair));
-      pack.values[j + 1] = __builtin_bit_cast(Code, static_cast<uint8_t>(pair >> 8));
-    } else {
-      pack.values[j] = encode<Code>(scaled[j]);
-      pack.values[j + 1] = encode<Code>(scaled[j + 1]);
-    }
-  }
-  return pack;
-}
-
 /// The random bits of elements i .. i + N - 1, where i is a multiple of four.
 template <int N>
 __device__ __forceinline__ void draw_pack(const RoundingDraw& draw, int64_t i,
@@ -68,7 +34,7 @@ struct DeviceEncoded {
   float largest_code;  ///< format_max of the dtype
   bool grouped, pow2, expanded, stochastic;
   uint16_t* remainders;  ///< the lower halves of fp32 values; null: none
-  bool two_level;        ///< two codes in a byte, and GroupScales
+  int two_level;         ///< elements of a group of AllGroupScales; 0: another codec
 
   /// How elements i .. are read. Of two levels: `exponent` is the scale of their block, `center`
   /// that above it, and `scale`, of new values only, what that is found with.
@@ -79,9 +45,8 @@ struct DeviceEncoded {
     if (Extended && expanded) {
       return reinterpret_cast<const ScaleExpansion*>(scales)[i / kGroupSpan];
     }
-    if (Extended && two_level) {
-      const GroupScales& group = group_scales(i);
-      return {1.0F, decode(group.blocks[block_of(i)]), group.above};
+    if (Extended && two_level != 0) {
+      return levels_at<AllGroupScales>(i);
     }
     return {grouped ? scales[i / kGroupSpan] : scales[0], 1.0F, 1.0F};
   }
@@ -100,7 +65,7 @@ struct DeviceEncoded {
       }
       return;
     }
-    if (Extended && two_level) {
+    if (Extended && two_level != 0) {
       const auto pairs =
           get<N / 2, Packed>(static_cast<const uint8_t*>(codes) + i / 2, (available + 1) / 2);
       const float factor = scale.exponent * scale.center;
@@ -149,8 +114,8 @@ struct DeviceEncoded {
     }
     constexpr int kLanesOfGroup = kGroupSpan / N;
     if constexpr (Extended) {
-      if (two_level) {
-        return scales_of_levels<kBlockOfGroup / N, kLanesOfGroup>(largest);
+      if (two_level != 0) {
+        return scales_of_levels<AllGroupScales, N>(largest);
       }
     }
 #pragma unroll
@@ -213,8 +178,8 @@ struct DeviceEncoded {
       draw_pack<N>(draw, i, random);
     }
     if constexpr (Extended) {
-      if (two_level) {
-        return store_codes<N, Packed>(i, available, scale, floored, values, random);
+      if (two_level != 0) {
+        return store_codes<AllGroupScales, N, Packed>(i, available, scale, floored, values, random);
       }
     }
     float scaled[N];
@@ -251,37 +216,65 @@ struct DeviceEncoded {
   }
 
  private:
-  __device__ __forceinline__ GroupScales& group_scales(int64_t i) const {
-    return reinterpret_cast<GroupScales*>(scales)[i / kGroupSpan];
+  template <typename Scales>
+  __device__ __forceinline__ Scales& group_scales(int64_t i) const {
+    return reinterpret_cast<Scales*>(scales)[i / Scales::kGroup];
   }
+  template <typename Scales>
   static __device__ __forceinline__ int block_of(int64_t i) {
-    return static_cast<int>(i % kGroupSpan) / kBlockOfGroup;
+    return static_cast<int>(i % Scales::kGroup) / Scales::kBlock;
+  }
+
+  /// How elements i .. of a block are read under scales of two levels.
+  template <typename List>
+  __device__ __forceinline__ ScaleExpansion levels_at(int64_t i) const {
+    using Scales = typename List::Head;
+    if constexpr (!List::kIsLast) {
+      if (two_level != Scales::kGroup) {
+        return levels_at<typename List::Tail>(i);
+      }
+    }
+    const Scales& group = group_scales<Scales>(i);
+    return {1.0F, decode(group.blocks[block_of<Scales>(i)]), decode(group.above)};
   }
 
   /// The scales of new values by their largest magnitude in each lane. All lanes of a group.
-  template <int LanesOfBlock, int LanesOfGroup>
+  template <typename List, int N>
   __device__ __forceinline__ ScaleExpansion scales_of_levels(uint32_t largest) const {
+    using Scales = typename List::Head;
+    if constexpr (!List::kIsLast) {
+      if (two_level != Scales::kGroup) {
+        return scales_of_levels<typename List::Tail, N>(largest);
+      }
+    }
     uint32_t of_group = largest;
 #pragma unroll
-    for (int bits = 1; bits < LanesOfGroup; bits *= 2) {
+    for (int bits = 1; bits < Scales::kGroup / N; bits *= 2) {
       of_group = Largest{}(of_group, __shfl_xor_sync(kAllLanes, of_group, bits));
-      largest = bits < LanesOfBlock ? of_group : largest;
+      largest = bits < Scales::kBlock / N ? of_group : largest;
     }
     const float amax = finite_or_nan(float_of(of_group));
-    const float scale = two_level_scale(amax);
-    const e4m3 block = new_block_scale(float_of(largest), scale, false, stochastic);
-    return {scale, decode(block), two_level_scale_inv(amax)};
+    const float factor = Scales::factor_of(amax);
+    const e4m3 block = new_block_scale(float_of(largest), factor, false, stochastic);
+    return {factor, decode(block), Scales::above_of(amax)};
   }
 
   /// Does what store() does for codes of two levels. All lanes of a group.
-  template <int N, bool Packed>
+  template <typename List, int N, bool Packed>
   __device__ __forceinline__ uint32_t store_codes(int64_t i, int64_t available,
                                                   const ScaleExpansion& scale, uint32_t floored,
                                                   const float (&values)[N],
                                                   const uint32_t (&random)[N]) const {
+    using Scales = typename List::Head;
+    if constexpr (!List::kIsLast) {
+      if (two_level != Scales::kGroup) {
+        return store_codes<typename List::Tail, N, Packed>(i, available, scale, floored, values,
+                                                           random);
+      }
+    }
     uint32_t floors = floored;
 #pragma unroll
-    for (int bits = 1; bits < kBlockOfGroup / N; bits *= 2) {
+    for (int bits = 1; bits < Scales::kBlock / N; bits *= 2) {
       floors |= __shfl_xor_sync(kAllLanes, floors, bits);
     }
     const e4m3 block = floor_code(encode<e4m3>(scale.exponent), floors != 0);
@@ -298,11 +291,11 @@ struct DeviceEncoded {
       present |= (code & 7U) != 0 && block.bits != 0 ? 1U << j : 0U;
     }
     put<N / 2, Packed>(static_cast<uint8_t*>(codes) + i / 2, pairs, (available + 1) / 2);
-    if (available + i % kGroupSpan > 0 && i % kBlockOfGroup == 0) {  // zeros for missing blocks
-      group_scales(i).blocks[block_of(i)] = available > 0 ? block : e4m3{};
+    if (available + i % Scales::kGroup > 0 && i % Scales::kBlock == 0) {  // zeros if missing
+      group_scales<Scales>(i).blocks[block_of<Scales>(i)] = available > 0 ? block : e4m3{};
     }
-    if (available > 0 && i % kGroupSpan == 0) {
-      group_scales(i).above = scale.center;
+    if (available > 0 && i % Scales::kGroup == 0) {
+      group_scales<Scales>(i).above = encode<decltype(Scales::above)>(scale.center);
     }
     return present;
   }
@@ -383,7 +376,7 @@ DeviceEncoded<Extended> encoded(const Encoded& tensor) {
           codec == Codec::expanded,
           format.rounding == Rounding::stochastic,
           codec == Codec::halves ? tensor.scales.as<uint16_t>() : nullptr,
-          codec == Codec::two_level};
+          codec == Codec::two_level ? format.block.columns : 0};
 }
 
 }  // namespace fp8train::ops::cuda

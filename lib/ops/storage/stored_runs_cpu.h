@@ -2,8 +2,6 @@
 // Flat tensors of any format, decoded into fp32 and encoded again in pieces that stay in a thread's
 // L1 cache. Only for files compiled by fp8train_isa_sources.
 
-#include <iterator>
-
 #include "base/math.h"
 #include "ops/cast/quantize_support_cpu.h"
 #include "ops/storage/storage_math.h"
@@ -13,7 +11,6 @@ namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 /// Elements of a piece: whole groups of any format.
 constexpr int64_t kStoredPiece = 1024;
 static_assert(kStoredPiece % kStoredBlock.columns == 0 && kChunk % kStoredPiece == 0);
-static_assert(kStoredBlock.columns == kBlockOfGroup * std::size(GroupScales().blocks));
 
 /// The types of codes: of stored tensors and of packets.
 constexpr bool is_encoded_type(DType type) {
@@ -104,14 +101,15 @@ FP8TRAIN_HD void split_run(const Encoded& tensor, int64_t begin, int64_t length,
 }
 
 /// Reads elements begin .. begin + length - 1 of a tensor whose groups have scales of two levels.
+template <typename Scales>
 FP8TRAIN_HD void load_blocks(const Encoded& tensor, int64_t begin, int64_t length,
                              float* __restrict values) {
   const auto* codes = tensor.codes.as<uint8_t>() + begin / 2;
-  for (int64_t at = 0; at < length; at += kBlockOfGroup) {
-    const GroupScales& scales = tensor.scales.as<GroupScales>()[group_of(tensor, begin + at)];
-    const int64_t block = (begin + at) % kStoredBlock.columns / kBlockOfGroup;
-    const float factor = decode(scales.blocks[block]) * scales.above;
-    const int64_t end = minimum(length, at + kBlockOfGroup);
+  for (int64_t at = 0; at < length; at += Scales::kBlock) {
+    const Scales& scales = tensor.scales.as<Scales>()[(begin + at) / Scales::kGroup];
+    const int64_t block = (begin + at) % Scales::kGroup / Scales::kBlock;
+    const float factor = decode(scales.blocks[block]) * decode(scales.above);
+    const int64_t end = minimum(length, at + Scales::kBlock);
     for (int64_t i = at; i < end; ++i) {
       const auto code = static_cast<uint8_t>(codes[i / 2] >> (4 * (i % 2)) & 0xF);
       values[i] = two_level_value(code, factor);
@@ -128,7 +126,9 @@ FP8TRAIN_HD void load_run(const Encoded& tensor, int64_t begin, int64_t length, 
     return join_run(tensor, begin, length, values);
   }
   if (codec == Codec::two_level) {
-    return load_blocks(tensor, begin, length, values);
+    return AllGroupScales::with(tensor.format.block.columns, [&]<typename Scales>(Scales) {
+      load_blocks<Scales>(tensor, begin, length, values);
+    });
   }
   EncodedTypes::with(tensor.codes.dtype, [&](auto tag) {
     const auto* codes = tensor.codes.as<typename decltype(tag)::Type>() + begin;
@@ -242,8 +242,9 @@ FP8TRAIN_HD float renew_scale(const Encoded& tensor, int64_t at, const float* va
   return scale;
 }
 
-/// Encodes elements `at` .. of a block under the scale `above` of its group, and returns the
-/// block's scale. `codes`: of the first of them; `random`: null: to nearest even.
+/// Encodes elements `at` .. of a block under factor_of() its group, and returns the block's scale.
+/// `codes`: of the first of them; `random`: null: to nearest even.
+template <typename Scales>
 FP8TRAIN_HD e4m3 store_block(const NewValues& call, int64_t at, int64_t count, float above,
                              const uint32_t* random, uint8_t* __restrict codes) {
   const float* const values = call.values + at;
@@ -255,7 +256,7 @@ FP8TRAIN_HD e4m3 store_block(const NewValues& call, int64_t at, int64_t count, f
   const e4m3 scale = new_block_scale(float_of(largest_magnitude(values, count)), above, floors != 0,
                                      random != nullptr);
   const float factor = two_level_factor(scale, above);
-  uint8_t found[kBlockOfGroup] = {};
+  uint8_t found[Scales::kBlock] = {};
   for (int64_t i = 0; i < count; ++i) {
     const float scaled = values[i] * factor;
     found[i] = two_level_code(
@@ -273,20 +274,21 @@ FP8TRAIN_HD e4m3 store_block(const NewValues& call, int64_t at, int64_t count, f
 
 /// Encodes elements begin .. begin + length - 1 in groups with scales of two levels. A group with a
 /// value that is not finite is NaN.
+template <typename Scales>
 FP8TRAIN_HD void store_blocks(const Encoded& tensor, int64_t begin, int64_t length,
                               const uint32_t* random, const NewValues& call) {
   auto* const codes = tensor.codes.as<uint8_t>() + begin / 2;
   for_each_run(tensor, length, [&](int64_t at, int64_t count) {
     const float amax = finite_or_nan(float_of(largest_magnitude(call.values + at, count)));
-    const float above = two_level_scale(amax);
-    GroupScales scales = {two_level_scale_inv(amax)};
-    for (int64_t block = 0; block < count; block += kBlockOfGroup) {
+    const float factor = Scales::factor_of(amax);
+    Scales scales = {encode<decltype(Scales::above)>(Scales::above_of(amax))};
+    for (int64_t block = 0; block < count; block += Scales::kBlock) {
       const int64_t first = at + block;
-      scales.blocks[block / kBlockOfGroup] =
-          store_block(call, first, minimum(int64_t{kBlockOfGroup}, count - block), above, random,
-                      codes + first / 2);
+      scales.blocks[block / Scales::kBlock] =
+          store_block<Scales>(call, first, minimum(int64_t{Scales::kBlock}, count - block), factor,
+                              random, codes + first / 2);
     }
-    tensor.scales.as<GroupScales>()[group_of(tensor, begin + at)] = scales;
+    tensor.scales.as<Scales>()[group_of(tensor, begin + at)] = scales;
   });
 }
 
@@ -310,7 +312,9 @@ FP8TRAIN_HD void store_run(const Encoded& tensor, int64_t begin, int64_t length,
     draw_run(call.draw, begin, length, random);
   }
   if (codec == Codec::two_level) {
-    return store_blocks(tensor, begin, length, stochastic ? random : nullptr, call);
+    return AllGroupScales::with(tensor.format.block.columns, [&]<typename Scales>(Scales) {
+      store_blocks<Scales>(tensor, begin, length, stochastic ? random : nullptr, call);
+    });
   }
   EncodedTypes::with(tensor.codes.dtype, [&](auto tag) {
     auto* codes = tensor.codes.as<typename decltype(tag)::Type>() + begin;

@@ -86,4 +86,38 @@ __device__ __forceinline__ void round_to_type(DType type, float (&values)[N]) {
   }
 }
 
+/// The values of N codes, without their scale.
+template <typename Code, int N>
+__device__ __forceinline__ void decode_pack(const Pack<Code, N>& pack, float (&values)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; j += 2) {
+    if constexpr (sizeof(Code) == 1) {
+      const uint32_t low = __builtin_bit_cast(uint8_t, pack.values[j]);
+      const uint32_t high = __builtin_bit_cast(uint8_t, pack.values[j + 1]);
+      decode_pair<Code>(low | high << 8, values[j], values[j + 1]);
+    } else {
+      values[j] = decode(pack.values[j]);
+      values[j + 1] = decode(pack.values[j + 1]);
+    }
+  }
+}
+
+/// Codes of N scaled values.
+template <typename Code, int N>
+__device__ __forceinline__ Pack<Code, N> encode_pack(const float (&scaled)[N]) {
+  Pack<Code, N> pack;
+#pragma unroll
+  for (int j = 0; j < N; j += 2) {
+    if constexpr (sizeof(Code) == 1) {
+      const uint32_t pair = encode_pair<Code>(scaled[j], scaled[j + 1]);
+      pack.values[j] = __builtin_bit_cast(Code, static_cast<uint8_t>(pair));
+      pack.values[j + 1] = __builtin_bit_cast(Code, static_cast<uint8_t>(pair >> 8));
+    } else {
+      pack.values[j] = encode<Code>(scaled[j]);
+      pack.values[j + 1] = encode<Code>(scaled[j + 1]);
+    }
+  }
+  return pack;
+}
+
 }  // namespace fp8train::ops::cuda

@@ -11,6 +11,7 @@
 #include "base/math.h"
 #include "io/safetensors/safetensors.h"
 #include "ops/storage/storage.h"
+#include "tensor/level_formats.h"
 #include "train/checkpoint/saved_state.h"
 #include "train/checkpoint/value_checks.h"
 
@@ -26,23 +27,26 @@ StateBox all_of(int64_t count, int64_t width) {
 }
 
 /// Returns a format that reads what was saved. It follows from the element type and the number of
-/// scales: one, one for each group, or three for each group where the range is expanded or codes
-/// have four bits.
+/// scales: one, one for each group, or three for each group where the range is expanded. Codes of
+/// four bits have those of a struct for each group.
 TensorFormat readable_format(const SavedState& saved, const std::string& name, int64_t count) {
   TensorFormat format;
   format.dtype = saved.dtype_of(name);
   const int64_t scales = saved.count_of(name + kScaleSuffix);
   const int64_t groups = ceil_div(count, kStoredBlock.columns);
-  if (scales == 0 && format.dtype != DType::u8) {
+  if (format.dtype == DType::u8) {
+    for (const TensorFormat& packed : level_formats()) {
+      if (scales == stored_scales(packed, count)) {
+        return packed;
+      }
+    }
+  } else if (scales == 0) {
     return format;
   }
   format.policy = ScalePolicy::current;
   if (scales > 1) {
     format.block = kStoredBlock;
     format.expanded = scales == 3 * groups;
-  }
-  if (format.dtype == DType::u8 && format.expanded) {
-    return two_level_groups();
   }
   if (format.dtype == DType::u8 || (scales != 1 && scales != groups && !format.expanded)) {
     throw CheckpointError(fmt::format(

@@ -201,23 +201,24 @@ namespace {
 
 /// floor_second_moment() of codes under scales of blocks. A block that needs a floor under a scale
 /// of 0 gets the smallest scale, and its codes are made anew under that.
+template <typename Scales>
 void floor_blocks(const std::vector<float>& first, const std::vector<float>& values,
                   HostStored& second) {
-  constexpr int64_t kGroup = kStoredBlock.columns;
+  constexpr int64_t kGroup = Scales::kGroup;
   const auto count = static_cast<int64_t>(values.size());
-  for (int64_t begin = 0; begin < count; begin += kBlockOfGroup) {
-    const int64_t end = std::min<int64_t>(begin + kBlockOfGroup, count);
+  for (int64_t begin = 0; begin < count; begin += Scales::kBlock) {
+    const int64_t end = std::min<int64_t>(begin + Scales::kBlock, count);
     if (std::all_of(&first[begin], &first[begin] + (end - begin), [](float m) { return m == 0; })) {
       continue;
     }
     const int64_t group = begin / kGroup * kGroup;
-    GroupScales& scales = second.tensor.scales.as<GroupScales>()[group / kGroup];
-    e4m3& block = scales.blocks[(begin - group) / kBlockOfGroup];
+    Scales& scales = second.tensor.scales.as<Scales>()[group / kGroup];
+    e4m3& block = scales.blocks[(begin - group) / Scales::kBlock];
     const bool vanished = is_zero_code(block);
     block = floor_code(block, true);
     const float* const of_group = &values[group];
     const float amax = *std::max_element(of_group, of_group + std::min(kGroup, count - group));
-    const float factor = two_level_factor(block, two_level_scale(amax));
+    const float factor = two_level_factor(block, Scales::factor_of(amax));
     for (int64_t i = begin; i < end; ++i) {
       uint8_t& pair = second.codes[i / 2];
       const auto shift = static_cast<unsigned>(4 * (i % 2));
@@ -260,7 +261,9 @@ std::vector<float> values_on_host(Device& device, const Encoded& tensor) {
 void floor_second_moment(const std::vector<float>& first, const std::vector<float>& values,
                          HostStored& second) {
   if (codec_of(second.tensor.format) == Codec::two_level) {
-    return floor_blocks(first, values, second);
+    return AllGroupScales::with(second.tensor.format.block.columns, [&]<typename Scales>(Scales) {
+      floor_blocks<Scales>(first, values, second);
+    });
   }
   const size_t size = size_of(second.tensor.format.dtype);
   for (size_t i = 0; i < first.size(); ++i) {
