@@ -119,6 +119,10 @@ FoundStart check_checkpoint(Session& session, bool whole_files, bool quiet) {
 /// Whether the run has done all of its steps, as far as the names of its checkpoints show.
 bool seems_over(const Session& session) {
   const RunDirectory directory{session.settings.output_dir};
+  std::error_code unseen;
+  if (!std::filesystem::exists(directory.checkpoints(), unseen)) {
+    return false;
+  }
   const std::vector<CheckpointFolder> saved = find_checkpoints(directory.checkpoints());
   return session.settings.checkpoint.resume_from() == ResumeFrom::newest && !saved.empty() &&
          is_over(session, directory, saved.front().step);

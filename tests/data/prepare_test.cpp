@@ -158,7 +158,7 @@ TEST_CASE("prepare refuses what it cannot do") {
   settings.tokenizer = "byte";
   settings.format = "lines";
   const std::string unknown = message_of<ConfigError>([&] { prepare_data(settings); });
-  CHECK_THAT(unknown, Contains("'lines'; set --format to " + names));
+  CHECK_THAT(unknown, Contains("'lines'; set --format " + names));
   for (const DataFormat* format : data_formats()) {
     CAPTURE(format->name);
     CHECK((unknown.find(format->name) == std::string::npos) == format->has_tokens());

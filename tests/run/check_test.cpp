@@ -55,7 +55,7 @@ TEST_CASE("check says that a run is over, and nothing on its schedule") {
 TEST_CASE("the folder of a run stands for its configuration, also where it was moved") {
   const TextFolder folder;
   expect_code(0, folder.path(), about_run("train"));
-  CHECK_THAT(expect_code(0, folder.path(), {"explain", "run"}).out, Contains("plan bf16"));
+  CHECK_THAT(expect_code(0, folder.path(), {"explain", "run"}).out, Contains("plan fp32"));
   fs::rename(folder / "run", folder / "moved");
   CHECK_THAT(expect_code(0, folder.path(), {"check", "moved", "training.max_steps=6"}).out,
              Contains("from moved/checkpoints/step-000004: step 4 of 6") &&

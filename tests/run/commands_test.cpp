@@ -124,11 +124,11 @@ TEST_CASE("check says what would not run here, or not in FP8") {
                             Contains("training.micro_batch_size") && !Contains("start it with"));
   CHECK_THAT(large.out, EndsWith("exit code 4; all else is ok\n"));
   CHECK_THAT(
-      expect_code(0, shop.path(), Workshop::check({"--seed", "1"})).out,
+      expect_code(0, shop.path(), Workshop::check({"--seed", "1", "output_dir=new"})).out,
       Contains("ok: the configuration is valid, every token of the data can be read, output_dir "
                "can be written, and the run fits into memory\n"
                "start it with `fp8train model.preset=toy 'data.train=[{path: text.txt}]' ") &&
-          EndsWith(" output_dir=out training.seed=1`\n"));
+          EndsWith(" output_dir=new training.seed=1`\n"));
   write_file(shop / "run.yaml",
              "model: {preset: toy}\n"
              "data: {train: [{path: text.txt}], seq_length: 16}\n"
@@ -136,7 +136,7 @@ TEST_CASE("check says what would not run here, or not in FP8") {
              "output_dir: new\n");
   CHECK_THAT(expect_code(0, shop.path(), {"check", "--world-size", "2", "-c", "run.yaml"}).out,
              EndsWith("start it with `mpirun -n 2 fp8train run.yaml`\n"));
-  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"--no-scan"})).out,
+  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"--no-scan", "output_dir=new"})).out,
              Contains("a sample of the data can be read"));
   const Outcome plain =
       expect_code(0, shop.path(),
@@ -224,7 +224,7 @@ TEST_CASE("check compares all bytes of the data with those that a checkpoint was
 TEST_CASE("check plans memory for the GPU that the job names") {
   const Workshop shop;
   const std::string planned = "device  h100 (job.gpu): products and memory are planned for it\n";
-  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"job.gpu=h100"})).out,
+  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"job.gpu=h100", "output_dir=new"})).out,
              Contains(planned) && Contains("cuDNN's workspace for attention is not counted") &&
                  Contains("the run fits into the memory of h100\n"));
   CHECK_THAT(expect_code(4, shop.path(),
