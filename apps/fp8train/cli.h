@@ -73,12 +73,12 @@ class Arguments {
 };
 
 struct Command {
-  const char* name;
-  const char* help;     ///< one line
-  const char* example;  ///< a command line, for --help
+  const char* name = nullptr;
+  const char* help = nullptr;     ///< one line
+  const char* example = nullptr;  ///< a command line, for --help
   /// Declares the command's options. The options' variables must outlive the parsing: keep them in
   /// a shared_ptr that the action captures.
-  void (*add)(Arguments command, Action& action);
+  void (*add)(Arguments command, Action& action) = nullptr;
   /// It does all of its work in each process that mpirun or srun starts, which is hardly meant.
   bool works_alone = false;
 };

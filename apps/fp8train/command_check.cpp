@@ -90,7 +90,7 @@ void check_weights(const Session& session) {
 FoundStart check_checkpoint(Session& session, bool whole_files, bool quiet) {
   const RunDirectory directory{session.settings.output_dir};
   const std::unique_ptr<Communicator> self = make_self_communicator();
-  const FoundStart found = find_start(session, directory.checkpoints(), *self, Verify::hashes);
+  FoundStart found = find_start(session, directory.checkpoints(), *self, Verify::hashes);
   log_warnings(found.notes);
   if (!found.checkpoint) {
     return found;
@@ -198,9 +198,12 @@ int verdict(const CheckOptions& options, const Session& session, const FoundStar
     return kExitDevice;
   }
   const RunDirectory directory{settings.output_dir};
+  if (options.ranks.common.quiet) {
+    return 0;
+  }
   if (start.checkpoint && is_over(session, directory, start.step)) {
     print_fitted("{}\n", without_controls(describe_end(session, start.step)));
-  } else if (!options.ranks.common.quiet) {
+  } else {
     print_fitted(
         "{}\n",
         without_controls(fmt::format(

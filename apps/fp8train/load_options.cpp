@@ -24,14 +24,20 @@ bool is_assignment(const std::string& text) {
 namespace {
 
 /// Takes the configuration of a run whose folder is named instead of a file. The folder may have
-/// been moved.
+/// been moved. Throws ConfigError for other folders.
 void read_run(LoadRequest& request) {
-  const RunDirectory run{request.path};
   std::error_code unseen;
-  if (!request.path.empty() && std::filesystem::is_regular_file(run.config(), unseen)) {
-    request.sets.insert(request.sets.begin(), "output_dir=" + request.path);
-    request.path = run.config().string();
+  if (request.path.empty() || !std::filesystem::is_directory(request.path, unseen)) {
+    return;
   }
+  const RunDirectory run{request.path};
+  if (!std::filesystem::is_regular_file(run.config(), unseen)) {
+    throw ConfigError(
+        fmt::format("{}: is a folder without the configuration of a run ({}); name a YAML file",
+                    request.path, run.config().filename().string()));
+  }
+  request.output_dir = request.path;
+  request.path = run.config().string();
 }
 
 /// The files and the changes of keys that the options name.

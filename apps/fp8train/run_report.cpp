@@ -104,9 +104,8 @@ size_t for_each_line(const std::filesystem::path& path,
 
 void warn_of_damaged(const std::filesystem::path& path, size_t lines) {
   if (lines > 0) {
-    log_warning(
-        fmt::format("{}: {} lines with NUL bytes, which a power failure leaves, are left out",
-                    path.string(), lines));
+    log_warning(fmt::format("{}: left out: {} with NUL bytes, which a power failure leaves",
+                            path.string(), counted(static_cast<int64_t>(lines), "line")));
   }
 }
 

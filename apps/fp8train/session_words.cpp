@@ -66,8 +66,7 @@ std::string Words::operator()(SessionFact fact) const {
     case SessionFact::long_warmup:
       return fmt::format(
           "scheduler.warmup_steps: the warm-up of {} does not end before the run's {}: the "
-          "learning "
-          "rate stays below optimizer.lr",
+          "learning rate stays below optimizer.lr",
           counted(schedule.warmup_steps, "step"), counted(session.max_steps, "step"));
     case SessionFact::long_decay:
       return fmt::format(

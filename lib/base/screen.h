@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
+
 namespace fp8train {
 
 inline constexpr size_t kColumns = 100;
@@ -49,6 +51,7 @@ struct TableColumn {
 
 /// Adds a text to each column.
 inline void add_row(std::vector<TableColumn>& table, std::initializer_list<std::string> texts) {
+  check(texts.size() == table.size(), "a row has a text for each column");
   const auto* text = texts.begin();
   for (TableColumn& column : table) column.texts.push_back(*text++);
 }

@@ -14,6 +14,7 @@
 #include "base/written_path.h"
 #include "config/dialects/dialects.h"
 #include "config/fields/check_context.h"
+#include "config/fields/scalar.h"
 #include "config/model_folder.h"
 #include "config/presets.h"
 #include "config/yaml/given_keys.h"
@@ -27,10 +28,7 @@ namespace {
 std::string read_config_file(const std::string& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
-    throw ConfigError(
-        fmt::format("{}: is a folder without the configuration of a run "
-                    "(config.resolved.yaml); name a YAML file",
-                    path));
+    throw ConfigError(path + ": is a folder, not a configuration file");
   }
   std::ifstream file(path, std::ios::binary);
   if (!file) {
@@ -267,6 +265,9 @@ void Loading::add_files(const LoadRequest& request) {
   }
   const std::string name = request.path.empty() ? "configuration" : request.path;
   add_file(name, request.text ? *request.text : read_config_file(name));
+  if (!request.output_dir.empty()) {
+    add_assignment("output_dir=" + yaml_text(request.output_dir), "the folder");
+  }
   for (const std::string& path : request.further_paths) {
     add_file(path, read_config_file(path));
   }

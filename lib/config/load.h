@@ -14,6 +14,7 @@ namespace fp8train {
 /// The files and options from which settings are loaded.
 struct LoadRequest {
   std::string path;                        ///< YAML (or JSON) file; empty: none
+  std::string output_dir;                  ///< replaces that of the file at `path`; empty: none
   std::vector<std::string> further_paths;  ///< more files, each replacing what those before it say
   std::vector<std::string> sets;           ///< "a.b=v", v in YAML
   std::string env;                         ///< FP8TRAIN_SET: "a.b=v;c.d=w"

@@ -120,23 +120,27 @@ std::vector<Input> find_inputs(const PrepareSettings& settings) {
   std::vector<Input> inputs;
   for (const std::string& pattern : settings.inputs) {
     for (const auto& path : expand_path(pattern)) {
-      const DataFormat& format = text_format_of(path, settings.format, "are prepared");
-      inputs.push_back({path, &format});
-      const bool has_dialogues = format.content == DataContent::dialogues;
-      if (has_dialogues != (inputs.front().format->content == DataContent::dialogues)) {
-        throw DataError(
-            fmt::format("{}: dialogues and other documents are prepared apart; {} is {}",
-                        path.string(), inputs.front().path.string(), inputs.front().format->name));
-      }
-      if (has_dialogues && settings.output_format != TokenFileFormat::llmc) {
-        throw ConfigError(
-            fmt::format("{}: dialogues are written as llmc only, which stores their "
-                        "targets, not as {}",
-                        path.string(), name_of(settings.output_format)));
-      }
+      inputs.push_back({path, &text_format_of(path, settings.format, "are prepared")});
     }
   }
   return inputs;
+}
+
+void check_contents(const std::vector<Input>& inputs, const PrepareSettings& settings) {
+  for (const Input& input : inputs) {
+    const bool has_dialogues = input.format->content == DataContent::dialogues;
+    if (has_dialogues != (inputs.front().format->content == DataContent::dialogues)) {
+      throw DataError(fmt::format("{}: dialogues and other documents are prepared apart; {} is {}",
+                                  input.path.string(), inputs.front().path.string(),
+                                  inputs.front().format->name));
+    }
+    if (has_dialogues && settings.output_format != TokenFileFormat::llmc) {
+      throw ConfigError(
+          fmt::format("{}: dialogues are written as llmc only, which stores their "
+                      "targets, not as {}",
+                      input.path.string(), name_of(settings.output_format)));
+    }
+  }
 }
 
 void check_settings(const PrepareSettings& settings) {
@@ -355,10 +359,13 @@ void remove_empty(std::vector<Input>& inputs) {
     return text.empty();
   });
   if (inputs.empty()) {
-    throw DataError(fmt::format("{}: {} empty: there is no text to train on", joined(empty),
-                                empty.size() == 1 ? "is" : "are"));
+    throw DataError(fmt::format("{}: {} empty: there is no text to train on",
+                                joined(shortened(empty, 3)), empty.size() == 1 ? "is" : "are"));
   }
-  for (const std::string& path : empty) log_info(path + ": is empty, and left out");
+  if (!empty.empty()) {
+    log_info(fmt::format("{}: {} empty, and left out", joined(shortened(empty, 3)),
+                         empty.size() == 1 ? "is" : "are"));
+  }
 }
 
 }  // namespace
@@ -367,6 +374,7 @@ PrepareReport prepare_data(const PrepareSettings& settings) {
   check_settings(settings);
   std::vector<Input> inputs = find_inputs(settings);
   remove_empty(inputs);
+  check_contents(inputs, settings);
   const auto training_text = [&] {
     std::vector<DataSource> sources;
     for (const Input& input : inputs) {

@@ -243,7 +243,7 @@ class Decoder {
   Linear make_linear(const std::string& name);
   Parameter* add_scales(const LinearSite& whole);
   void add_adapters(const LinearSite& whole, const LinearPlan& plan, Linear& linear);
-  /// `matrices`: the numbers of rows that ranks cut, each by itself.
+  /// `plan.site`: the layer as one rank has it.
   Linear make_adapter(LinearPlan plan, Parameter parameter);
   /// Backward reads codes of the inputs of norms: nothing of the residual stream stays alive.
   bool encodes_residuals() const { return plan_.saved_norm.is_scaled(); }

@@ -59,6 +59,9 @@ ops::GemmOperand part_of(const StepContext& context, const ops::GemmOperand& ope
                               : copied_columns(context, x, begin, extent);
   };
   codes.codes = part_along(codes.codes, first, count);
+  if (operand.transposed && codes.row_scales != nullptr) {
+    codes.row_scales += first;
+  }
   const ScaleBlock block = operand.tensor.format.block;
   if (!operand.has_blocks() || (block == per::row && !operand.transposed)) {
     return part;

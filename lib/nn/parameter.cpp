@@ -311,9 +311,8 @@ void upload_encoded(Device& device, const Encoded& to, const float* values, floa
     const float* const from = part.count() > 0 ? values + begin : &nothing;
     const Shape shape = {std::max<int64_t>(part.count(), 1)};
     codes.assign(storage_bytes(format.dtype, shape), std::byte{0});
-    scales.assign(static_cast<size_t>(stored_scales(format, shape.count())), 0.0F);
+    scales.assign(static_cast<size_t>(stored_scales(format, shape.count())), 1.0F);
     if (has_one_scale) {
-      scales.front() = 1.0F;
       scales.back() = amax;
     }
     Encoded piece(View{codes.data(), format.dtype, shape}, format);
@@ -345,6 +344,9 @@ bool scale_needs_whole(const Parameter& parameter) {
 }
 
 void set_value(Device& device, const Parameter& parameter, const float* values, float amax) {
+  if (counts_only(device)) {
+    return;
+  }
   const Encoded& updated =
       parameter.updated.elsewhere() ? parameter.stored_value : parameter.updated.value;
   if (updated.format == TensorFormat{}) {

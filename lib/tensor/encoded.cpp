@@ -48,6 +48,8 @@ const std::vector<TensorFormat>& level_formats() {
     std::vector<TensorFormat> formats;
     AllGroupScales::for_each([&]<typename Scales>(Scales) {
       static_assert(kRangeAlignment % Scales::kGroup == 0 && Scales::kGroup % Scales::kBlock == 0);
+      static_assert((Scales::kBlock & (Scales::kBlock - 1)) == 0);
+      static_assert(per::group(Scales::kGroup) != kSavedBlock, "groups of Codec::divided");
       TensorFormat& format = formats.emplace_back(plain(DType::e2m1));
       format.block = per::group(Scales::kGroup);
       format.policy = ScalePolicy::current;
@@ -77,7 +79,8 @@ int64_t level_scale_bytes(const TensorFormat& format) {
 }
 
 TensorFormat two_level_groups() {
-  return level_formats().front();
+  const ScaleBlock group = per::group(GroupScales::kGroup);
+  return *std::ranges::find(level_formats(), group, &TensorFormat::block);
 }
 
 int64_t stored_scales(const TensorFormat& format, int64_t count) {

@@ -62,6 +62,13 @@ TEST_CASE("the folder of a run stands for its configuration, also where it was m
                  Contains("`fp8train moved training.max_steps=6`"));
   CHECK_THAT(expect_code(0, folder.path(), {"moved"}).out, Contains("Everything is in moved"));
   CHECK(!fs::exists(folder / "run"));
+  fs::rename(folder / "moved", folder / "run #2");
+  CHECK_THAT(expect_code(0, folder.path(), {"check", "run #2", "training.max_steps=6"}).out,
+             Contains("from run #2/checkpoints/step-000004"));
+  write_file(folder / "more.yaml", "output_dir: third\n");
+  CHECK_THAT(expect_code(0, folder.path(), {"run #2", "more.yaml"}).out,
+             Contains("verything is in third"));
+  fs::rename(folder / "run #2", folder / "moved");
   CHECK_THAT(expect_code(2, folder.path(), {"check", "moved/samples"}).err,
              Contains("is a folder without the configuration of a run"));
 }
@@ -110,6 +117,12 @@ TEST_CASE("empty files are not prepared, and missing ones keep no others from be
   Words both = prepare;
   both.insert(both.begin() + 2, "text.txt");
   CHECK_THAT(expect_code(0, folder.path(), both).err, Contains("empty.txt: is empty, and left"));
+  write_file(folder / "chat.jsonl",
+             "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
+             "{\"role\": \"assistant\", \"content\": \"b\"}]}\n");
+  const Words dialogues = {"data", "prepare", "empty.txt", "chat.jsonl", "--out", "dialogues"};
+  CHECK_THAT(run_program(folder.path(), dialogues).err,
+             Contains("empty.txt: is empty, and left") && !Contains("are prepared apart"));
   const Outcome many =
       expect_code(3, folder.path(), {"data", "inspect", "text.txt", "missing", "empty.txt"});
   CHECK(lines_of(many.out).size() == 2);

@@ -33,7 +33,8 @@ bool has_own_sizes(const Settings& settings) {
 /// Checkpoints are folders that name a family.
 void check_activation(const CheckContext& at) {
   const ModelConfig& config = at.settings.model.config;
-  if (config.moe.experts == 0 && written_family(config) == nullptr) {
+  if (at.usable("model.model_type") && config.moe.experts == 0 &&
+      written_family(config) == nullptr) {
     at.complain(fmt::format(
         "no family of models has this MLP with the norm and the positions of {}, so that "
         "checkpoints could not be written; remove the key",

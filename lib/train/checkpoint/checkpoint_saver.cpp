@@ -269,11 +269,16 @@ void CheckpointSaver::add_records() {
   for (const FileRecord& record : records_) {
     own += fmt::format("{} {} {}\n", record.name, record.bytes, record.xxh3_128);
   }
-  for (int rank = 1; rank < comm_->size(); ++rank) {
-    std::istringstream others(text_of_rank(*comm_, own, rank));
-    for (FileRecord file; leads() && others >> file.name >> file.bytes >> file.xxh3_128;) {
-      records_.push_back(file);
-    }
+  const std::vector<size_t> sizes = comm_->all_gather_values(own.size());
+  const size_t most = std::ranges::max(sizes);
+  own.resize(most, ' ');
+  std::string all(most * sizes.size(), ' ');
+  if (most > 0) {
+    comm_->all_gather(Communicator::host_stream(), own.data(), all.data(), most).wait();
+  }
+  std::istringstream others(all.substr(most));  // of all ranks but the first
+  for (FileRecord file; leads() && others >> file.name >> file.bytes >> file.xxh3_128;) {
+    records_.push_back(file);
   }
 }
 

@@ -14,7 +14,7 @@ constexpr int64_t kSmallestProduct = 512, kLargestProduct = 2048;
 constexpr double kProductSeconds = 2e-3;  // beyond which the start of threads hardly counts
 constexpr double kShareOfTime = 0.01;
 constexpr size_t kFirstSamples = 3;
-constexpr int kMoreSamples = 8;
+constexpr int kMoreSamples = 8, kMaxMoreSamples = 64;
 
 /// Times products of twice the size again and again, until one takes long enough.
 std::unique_ptr<GemmRate> first_rate(Device& device, DType dtype) {
@@ -57,7 +57,9 @@ void SpeedLimits::measure(DType dtype, double seconds, double achieved) {
     rate_->measure();
   }
   // Other programs may have disturbed all samples.
-  for (int i = 0; i < kMoreSamples && rate_->highest_flops_per_second() < achieved; ++i) {
+  for (int i = 0; i < kMoreSamples && rate_->highest_flops_per_second() < achieved &&
+                  more_samples_ < kMaxMoreSamples;
+       ++i, ++more_samples_) {
     rate_->measure();
   }
 }

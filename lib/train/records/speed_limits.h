@@ -25,7 +25,8 @@ class SpeedLimits {
 
   /// Measures the rate of a CPU with products of `dtype`: three of a size or two at the first call,
   /// then one if the time of all is below a hundredth of `seconds`, those of steps since the last
-  /// call, and up to eight more while the rate is below `achieved`, which steps have reached.
+  /// call, and up to eight more, 64 in all, while the rate is below `achieved`, which steps have
+  /// reached.
   /// All ranks call it at the same time, as they share processors when they train. Where there is
   /// no memory for the operands the rate stays unknown.
   void measure(DType dtype, double seconds, double achieved = 0);
@@ -50,6 +51,7 @@ class SpeedLimits {
   std::unique_ptr<Device> cpu_;  // of the products, whose memory is not the run's; null on a GPU
   std::unique_ptr<GemmRate> rate_;
   double seconds_ = 0;
+  int more_samples_ = 0;             ///< because steps were faster than the rate
   std::string plan_;                 ///< of the prediction; empty: there is none yet
   double predicted_ = 0;             ///< on a GPU
   std::vector<double> stage_flops_;  ///< on a CPU

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "data/chat/jinja/interpreter.h"
 #include "data/utf8.h"
 
@@ -296,10 +298,11 @@ Value Interpreter::invoke(const Callable& callee, const Value& self, const Argum
   if (callee.parameters[0] != Callable::kAny) {
     const auto most = std::ranges::find(callee.parameters, "") - callee.parameters.begin();
     if (std::ssize(arguments.values) + std::ssize(arguments.named) > most) {
-      fail(fmt::format("'{}' takes at most {} arguments here", callee.name, most));
+      fail(fmt::format("'{}' takes at most {} here", callee.name, counted(most, "argument")));
     }
     for (const auto& argument : arguments.named) {
-      if (std::ranges::find(callee.parameters, argument.first) != callee.parameters.end()) continue;
+      const auto known = std::span(callee.parameters).first(static_cast<size_t>(most));
+      if (std::ranges::find(known, argument.first) != known.end()) continue;
       fail(fmt::format("'{}' takes no argument '{}' here", callee.name, shown(argument.first)));
     }
   }
