@@ -120,10 +120,16 @@ TEST_CASE("every plan trains on ranks that share layers, with the bits of one", 
 TEST_CASE("codes next to gradients that stay in 16 bits are cut by rows and by columns",
           "[tensor]") {
   PlanRequest request;
-  request.plan = GENERATE("te-blockwise", "deepseek-v3", "torchao-rowwise", "te-current");
+  request.plan =
+      GENERATE("te-blockwise", "deepseek-v3", "torchao-rowwise", "te-current", "te-nvfp4");
   request.roles.dgrad_dy = "bf16";
   request.roles.wgrad_dy = GENERATE("bf16", "");
   CAPTURE(request.plan, request.roles.wgrad_dy);
+  if (request.plan == "te-nvfp4") {
+    request.roles.fprop_x = request.roles.fprop_w = request.roles.dgrad_w =
+        "e2m1 1x16 e4m3 row_scaled";
+    request.roles.wgrad_dy = request.roles.wgrad_x = "bf16";
+  }
   EngineSettings settings = llama("bf16");
   settings.plan = resolve_plan(request);
   settings.model.num_key_value_heads = 8;

@@ -310,15 +310,9 @@ TrainingState read_run(const nlohmann::json& state) {
   const int64_t step = count(state, "step");
   std::vector<Rollback> rollbacks = within("rollbacks", [&] { return read_rollbacks(state); });
   const int64_t samples = samples_of(state, rollbacks);
-  const int64_t position = count(state, "sample_position");
-  if (position > samples) {
-    throw CheckpointError(
-        fmt::format("sample_position is {}, but its tokens and rollbacks are of {} samples",
-                    position, samples));
-  }
   return {
       .step = step,
-      .sample_position = static_cast<uint64_t>(position),
+      .sample_position = static_cast<uint64_t>(count(state, "sample_position", samples)),
       .tokens = count(state, "tokens"),
       .loss = number_if_any(state, "loss"),
       .first_loss = number_if_any(state, "first_loss"),
