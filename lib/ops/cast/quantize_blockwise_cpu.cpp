@@ -230,7 +230,7 @@ void dequantize_blocks(Stream /*stream*/, const Encoded& x, View y) {
           const float factor = scales.inverse(row / scales.grid.height, block) * above;
           const int64_t end = minimum(columns, (block + 1) * scales.grid.width);
           for (int64_t i = block * scales.grid.width; i < end; ++i) {
-            Code code;
+            Code code = {};
             if constexpr (std::is_same_v<Code, e2m1>) {
               code.bits = static_cast<uint8_t>(codes[i / 2].bits >> i % 2 * 4 & 0xFU);
             } else {
