@@ -131,10 +131,14 @@ int64_t first_counted(const EngineSettings& settings) {
 /// more gathered: the last one does not.
 void run_first_steps(Engine& engine, const Batch& batch,
                      const std::function<void(int64_t index, bool collects_statistics)>& step) {
-  const auto first_step = [&](int64_t index) {  // of a start: it gathers weights and casts them
-    engine.weights_changed();
-    step(index, true);
+  constexpr int kGathersPerPass = 3;  // stage of ZeRO: new weights are cast within a step
+  const auto first_step = [&](int64_t index) {
+    if (engine.settings().strategy.zero_stage == kGathersPerPass) {
+      engine.weights_changed();
+      step(index, true);
+    }
   };
+  engine.weights_changed();
   first_step(0);
   if (engine.model().scaling().first_windows() != FirstWindows::none) {
     engine.evaluate(batch);
@@ -144,10 +148,12 @@ void run_first_steps(Engine& engine, const Batch& batch,
   }
   for (const auto& [begin, end] : engine.settings().plain_steps) {
     first_step(begin);
+    step(begin, true);
     engine.evaluate(batch);
     step(end, true);
     first_step(end);
   }
+  step(0, true);
   if (const int64_t warmup = engine.settings().step.decoder.moe.capacity_warmup; warmup > 0) {
     step(warmup, true);
   }

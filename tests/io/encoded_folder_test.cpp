@@ -197,7 +197,8 @@ TEST_CASE("a folder that was exported in codes is a model again", "[io]") {
   CAPTURE(describe(how.format));
   export_folder(original, dir / "codes", {.dtype = DType::bf16, .quantization = how});
   const ModelSource encoded = open_model_source(dir / "codes");
-  CHECK_THAT(encoded.config.notes.back(), Contains("codes with scales"));
+  REQUIRE(!encoded.config.training_notes.empty());
+  CHECK_THAT(encoded.config.training_notes.back(), Contains("codes with scales"));
   how.dequantize = true;
   export_folder(original, dir / "plain", {.dtype = DType::f32});
   quantize_file(dir / "plain/model.safetensors", dir / "read.safetensors", how);
