@@ -51,10 +51,10 @@ constexpr const char* kPageHead =
 This page is written by `fp8train config docs` from the table that also validates a configuration.
 
 One or several YAML files describe a run; files of other programs are read too
-([other programs' files](other_programs.md)), and the folder of a run (`output_dir`) means the
-configuration that it was started with. `--set a.b=v` (or a bare `a.b=v`) changes single keys from
-the command line, and `--set a=` removes the keys that files give in the section `a`. Later entries
-win:
+([other programs' files](other_programs.md)), and the folder of a run (`output_dir`), named first,
+means the configuration that it was last started with. `--set a.b=v` (or a bare `a.b=v`) changes
+single keys from the command line, and `--set a=` removes the keys that files give in the section
+`a`. Later entries win:
 
     defaults < model preset < files in their order < FP8TRAIN_SET="a.b=v;c.d=w" < --set
 

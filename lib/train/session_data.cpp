@@ -39,10 +39,16 @@ void describe_samples(const std::string& name, const Samples& samples, Session& 
 
 /// An error is better here than in the first evaluation.
 void look_at_validation(Session& session) {
+  const DataSettings& data = session.settings.data;
+  if (session.data.val.size() < 2 && !data.val.empty()) {
+    throw Keyed<DataError>("data.val",
+                           fmt::format(": {}: no token follows another, as an evaluation "
+                                       "needs",
+                                       validation_sources(data)));
+  }
   if (session.data.val.size() == 0) {
     return;
   }
-  const DataSettings& data = session.settings.data;
   const auto look = [&] {
     const Samples samples(session.data.val, session.engine.step.seq_length,
                           {.walk = SampleWalk::once});

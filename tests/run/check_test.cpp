@@ -114,6 +114,8 @@ TEST_CASE("empty files are not prepared, and missing ones keep no others from be
   const Words prepare = {"data", "prepare", "empty.txt", "--out", "tokens"};
   CHECK_THAT(expect_code(3, folder.path(), prepare).err,
              Contains("empty.txt: is empty: there is no text to train on"));
+  CHECK_THAT(expect_code(3, folder.path(), about_run("check", {"data.val=empty.txt"})).err,
+             Contains("data.val: ") && Contains("empty.txt"));
   Words both = prepare;
   both.insert(both.begin() + 2, "text.txt");
   CHECK_THAT(expect_code(0, folder.path(), both).err, Contains("empty.txt: is empty, and left"));

@@ -173,7 +173,7 @@ class RunComparison {
     }
     const char* const settings =
         "data.tokenizer, data.text_key, data.bad_lines, data.chat_template, data.packing, "
-        "data.val_fraction, data.train[].weight or a format";
+        "data.document_mask, data.val_fraction, data.train[].weight or a format";
     return session_.data_record->bytes_to_compare() > 0
                ? fmt::format(
                      "samples of the tokens differ: a file has other content of the same "
