@@ -111,7 +111,8 @@ TEST_CASE("the first step casts the weights that it gathers, within the plan of 
   CAPTURE(request.plan, request.schedule.size());
   EngineSettings settings = tiny(request.plan, 1);
   settings.plan = resolve_plan(request);
-  settings.model.intermediate_size = 1024;  // its weights need more than the activations
+  settings.model.hidden_size = 256;  // weights need more than activations
+  settings.model.intermediate_size = 1024;
   settings.strategy.zero_stage = 3;
   for (const RankResult& rank : train_ranks(settings, Topology::blocks(2, 2))) {
     CHECK(rank.as_planned);
