@@ -172,8 +172,8 @@ class RunComparison {
                          state_.at("data_fingerprint").get<std::string>(), current);
     }
     const char* const settings =
-        "data.tokenizer, data.text_key, data.bad_lines, data.chat_template, data.packing, "
-        "data.document_mask, data.val_fraction, data.train[].weight or a format";
+        "a key of data (tokenizer, text_key, bad_lines, chat_template, packing, document_mask, "
+        "val_fraction, train[].weight) or a format";
     return session_.data_record->bytes_to_compare() > 0
                ? fmt::format(
                      "samples of the tokens differ: a file has other content of the same "
