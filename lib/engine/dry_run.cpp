@@ -131,9 +131,9 @@ int64_t first_counted(const EngineSettings& settings) {
 /// more gathered: the last one does not.
 void run_first_steps(Engine& engine, const Batch& batch,
                      const std::function<void(int64_t index, bool collects_statistics)>& step) {
-  constexpr int kGathersPerPass = 3;  // stage of ZeRO: new weights are cast within a step
-  const auto first_step = [&](int64_t index) {
-    if (engine.settings().strategy.zero_stage == kGathersPerPass) {
+  const ParameterGatherer* const gatherer = engine.strategy().gatherer();
+  const auto first_step = [&](int64_t index) {  // where new weights are cast within it
+    if (gatherer != nullptr && gatherer->gathers_per_pass()) {
       engine.weights_changed();
       step(index, true);
     }
